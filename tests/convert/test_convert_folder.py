@@ -154,6 +154,14 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing file": (lambda f: shard(f, 2).unlink(), "half a download: 1 of 3 files are missing, such as model-00003"),
     "half a file": (lambda f: shard(f, 2).rename(f / "model-00003.safetensors.incomplete"), "half a download.*is not whole"),
     "no index": (lambda f: (f / INDEX).unlink(), "3 files of weights but no model.safetensors.index.json"),
+    "nested header": (lambda f: shard(f, 0).write_bytes((100_000).to_bytes(8, "little") + b"[" * 100_000), "header is damaged"),
+    "nested config": (lambda f: (f / "config.json").write_text("[" * 100_000), "nested more than 200 deep"),
+    "nested index": (lambda f: (f / INDEX).write_text("[" * 100_000), "nested more than 200 deep"),
+    "config of no keys": (lambda f: (f / "config.json").write_text("[]"), "config.json holds a list, expected an object"),
+    "no config": (lambda f: (f / "config.json").unlink(), "has no config.json"),
+    "blocks of nothing": (lambda f: blocks(f, [0, 128]), r"weight_block_size is \[0, 128\], expected two numbers above zero"),
+    "blocks in words": (lambda f: blocks(f, "128"), "weight_block_size is '128'"),
+    "blocks of one side": (lambda f: blocks(f, [128]), r"weight_block_size is \[128\]"),
     "broken index": (lambda f: (f / INDEX).write_text("{"), "cannot be read as JSON"),
     "index of something else": (lambda f: (f / INDEX).write_text('{"weight_map": {"a": 3}}'), "weight_map is no table"),
     "a file too many": (lambda f: save_file({"x": torch.ones(1)}, f / "consolidated.safetensors"), "does not name consolidated"),
@@ -166,6 +174,10 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "no folder": (shutil.rmtree, "is no folder"),
     "empty folder": (lambda f: [shutil.rmtree(f), f.mkdir()], "no safetensors files"),
 }  # fmt: skip
+
+
+def blocks(folder: Path, said: object) -> None:
+    (folder / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "fp8", "weight_block_size": said}}))
 
 
 def reshaped_index(folder: Path, change: Callable[[dict[str, str]], object]) -> None:

@@ -73,6 +73,8 @@ def test_a_right_record_is_asked_and_answered_as_written() -> None:
         ({"action": "BUY or SELL"}, "action none of"),
         ({"action": ""}, "action missing"),
         ({"indicators": 3}, "indicators are no mapping"),
+        ({"indicators": "[" * 100_000 + "]" * 100_000}, "indicators are no mapping"),
+        ({"indicators": f'{{"a": {"[" * 201}{"]" * 201}}}'}, "indicators are no mapping"),
         ({"indicators": {"a": "x" * 1001}}, "indicator longer than"),
         ({"indicators": {str(i): 1 for i in range(300)}}, "more than 200 indicators"),
     ],

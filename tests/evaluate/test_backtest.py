@@ -160,6 +160,24 @@ def test_the_verb_writes_json_trades_equity_and_a_picture(files: Path) -> None:
     assert found["rules"]["slippage_bps"] == 10
 
 
+@pytest.mark.parametrize(
+    ("outputs", "words"),
+    [
+        (("--trades", "prices.csv"), "--trades prices.csv is the file of the prices, which would be lost"),
+        (("--equity", "./p.csv"), "is the file of the predictions"),
+        (("--trades", "link.csv"), "is the file of the prices"),
+        (("--trades", "t.csv", "--equity", "t.csv"), "is the file of --trades"),
+    ],
+)
+def test_what_is_read_is_never_written_over(files: Path, outputs: tuple[str, ...], words: str) -> None:
+    (files / "link.csv").symlink_to("prices.csv")
+    before = {path.name: path.read_bytes() for path in files.iterdir()}
+    done = windtunnel("backtest", "p.csv", "--prices", "prices.csv", *outputs, cwd=files)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert {path.name: path.read_bytes() for path in files.iterdir()} == before
+
+
 def test_the_verb_prints_tables_of_eighty_columns(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     done = windtunnel("backtest", "p.csv", "--prices", "prices.csv", "--shorts", "--sizing", "equal", cwd=files)

@@ -104,6 +104,8 @@ def test_the_same_row_twice_is_counted_and_two_prices_for_a_day_are_refused(tmp_
         ("", "is empty"),
         ("date,ticker,close\n", "no rows"),
         (LONG.replace("1.75", "0"), "row 3: close is 0; a price is above zero"),
+        (LONG.replace("1.75", "1e308"), "row 3: close is 1e+308; a price is from 1e-12 to 1e+12"),
+        (LONG.replace("1.75", "5e-324"), "a price is from 1e-12 to 1e+12"),
         (LONG.replace("1.75", "-2"), "row 3: close is -2"),
         (LONG.replace("1.75", "inf"), "row 3: close is inf"),
         (LONG.replace("1.75", '"1,75"'), "row 3: close is '1,75', no number"),
@@ -172,6 +174,7 @@ def test_a_text_of_a_million_letters_is_no_obstacle(tmp_path: Path) -> None:
         (ROWS + "1,A,2024-01-02,BUY,BUY,1,\n2,A,2024-01-02,BUY,SELL,1,\n", "A on 2024-01-02 is BUY in line 2 and SELL in line 3"),
         ('{"ticker": "A"\n', "line 1 is no JSON"),
         ('[{"ticker": "A"}]\n', "line 1 is no record"),
+        (f'{{"ticker": {"[" * 100_000}', "line 1 is no JSON: nested more than 200 deep"),
     ],
 )
 def test_predictions_that_cannot_be_used_are_refused_with_the_line(tmp_path: Path, text: str, words: str) -> None:

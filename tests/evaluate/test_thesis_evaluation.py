@@ -374,6 +374,14 @@ def test_files_without_theses_are_refused_in_words(
     assert "fix:" in told
 
 
+def test_predictions_never_take_the_place_of_what_is_asked_about(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "predictions.jsonl").write_text('{"ticker": "A", "as_of_date": "2024-06-03", "indicators": {"s": "qqq"}}\n')
+    before = (tmp_path / "predictions.jsonl").read_bytes()
+    with pytest.raises(UserError, match="would write over"):
+        predict_file(place / "runs" / "mini", tmp_path / "predictions.jsonl", out=tmp_path)
+    assert (tmp_path / "predictions.jsonl").read_bytes() == before
+
+
 def test_models_that_predict_no_theses_are_refused(place: Path, tmp_path: Path) -> None:
     (tmp_path / "new.xml").write_text(NEW)
     with pytest.raises(UserError, match=r"neither recipe\.yaml nor config\.json"):

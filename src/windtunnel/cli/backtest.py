@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -99,6 +100,8 @@ def backtest(
         raise UserError(
             "no prices are given", "--prices FILE (CSV or Parquet: date, ticker, close), or backtest.prices in the recipe"
         )
+    outputs = {"--trades": trades, "--equity": equity, "--plot": plot}
+    _keep_apart({"the predictions": predictions, "the prices": Path(rules.prices)}, outputs)
     report = run_backtest(read_signals(predictions, column), read_prices(rules.prices), rules)
     written = write_backtest(report, plot=plot, trades=trades, equity=equity)
     if json:
@@ -107,6 +110,16 @@ def backtest(
     show_backtest(report)
     for path in written:
         typer.echo(f"wrote {path}")
+
+
+def _keep_apart(inputs: dict[str, Path], outputs: dict[str, Path | None]) -> None:
+    """Refuse to write over what is read, or two outputs into one file."""
+    taken = {os.path.realpath(path): what for what, path in inputs.items()}
+    for option, path in outputs.items():
+        if path is None:
+            continue
+        if (what := taken.setdefault(os.path.realpath(path), option)) != option:
+            raise UserError(f"{option} {path} is the file of {what}, which would be lost", f"{option} NEW_FILE")
 
 
 def _rules(recipe: str | None, sets: list[str], given: dict[str, Any]) -> Backtest:

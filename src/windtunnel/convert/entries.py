@@ -108,7 +108,13 @@ def make_entries(source: StoredModel, choice: Choice) -> tuple[list[Entry], list
 
 
 def _check_method(source: StoredModel) -> None:
-    method = quantization(source.config).get("quant_method")
+    said = quantization(source.config)
+    block, method = said.get("weight_block_size"), said.get("quant_method")
+    if block is not None and not _is_block(block):
+        raise UserError(
+            f"{source.folder / 'config.json'}: weight_block_size is {block!r}, expected two numbers above zero",
+            "take the config.json that belongs to the weights; DeepSeek-V3's says [128, 128]",
+        )
     packed = next((name for name in source.tensors if name.endswith((".qweight", ".weight_packed"))), None)
     if method not in METHODS or packed is not None:
         what = f"quant_method is {method}" if method not in METHODS else f"{packed} is packed in a way"
@@ -131,6 +137,10 @@ def _check_found(source: StoredModel, choice: Choice, entries: list[Entry], quan
     if len(twice) < len(entries):
         name = next(entry.outputs[0].name for entry in entries if twice[entry.outputs[0].name] is not entry)
         raise UserError(f"{source.folder}: two tensors would be written as {name}", FETCH_AGAIN)
+
+
+def _is_block(said: Any) -> bool:
+    return isinstance(said, list) and len(said) == 2 and all(type(number) is int and number > 0 for number in said)
 
 
 def quantization(config: dict[str, Any]) -> dict[str, Any]:
@@ -241,8 +251,7 @@ def _block(
             return (max(1, rows), max(1, columns))
         if grid in ((*leading, rows, 1), (*leading, rows)) and len(shape) > 1:
             return (1, max(1, columns))
-    named = isinstance(said, list) and len(said) == 2 and all(isinstance(number, int) and number > 0 for number in said)
-    block = (said[0], said[1]) if named and isinstance(said, list) else BLOCK
+    block = BLOCK if said is None else (said[0], said[1])
     wanted = (*leading, -(-rows // block[0]), -(-columns // block[1]))
     if grid != wanted or len(shape) < 2:
         weight = source.tensors[_weight_of(source, scale)]

@@ -27,7 +27,7 @@ from filelock import FileLock, Timeout
 
 from windtunnel.check import one_thread
 from windtunnel.files import fsync_folder, write_json
-from windtunnel.model import INDEX, StoredModel, read_stored
+from windtunnel.model import FETCH_AGAIN, INDEX, StoredModel, read_stored
 from windtunnel.recipe import UserError
 
 from .entries import Choice, make_config, make_entries
@@ -83,6 +83,8 @@ def convert_folder(
     begun, choice = time.monotonic(), choice or Choice()
     source, to = Path(source), Path(to).absolute()
     read = read_stored(source)
+    if not (source / "config.json").is_file():
+        raise UserError(f"{source} has no config.json, without which nothing loads the weights", FETCH_AGAIN)
     entries, left_out = make_entries(read, choice)
     config = make_config(read.config, choice, entries)
     shards = plan_shards(entries)

@@ -9,6 +9,7 @@ from typing import Any
 
 import xxhash
 
+from windtunnel.nested import parse_json
 from windtunnel.recipe import ConversationCorpus, Exercises, KernelTasks, UserError
 
 from .arithmetic import questions
@@ -275,7 +276,7 @@ def _joined(parts: list[Any]) -> str:
 def _tools(tools: Any) -> list[Any] | None:
     if isinstance(tools, str):
         try:
-            tools = json.loads(tools)
+            tools = parse_json(tools)
         except ValueError:
             raise Malformed("tools is text, but not JSON") from None
     if tools is not None and not isinstance(tools, list):

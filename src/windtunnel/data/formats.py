@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from windtunnel.nested import parse_json
 from windtunnel.recipe import UserError
 
 Form = Literal["text", "jsonl", "array", "parquet", "arrow"]
@@ -203,7 +204,7 @@ def _array(path: str) -> UserError:
 
 def _is_object(line: bytes) -> bool:
     try:
-        return isinstance(json.loads(line), dict)
+        return isinstance(parse_json(line), dict)
     except ValueError:
         return False
 
@@ -281,12 +282,12 @@ def _too_long(path: str, number: int) -> UserError:
 
 def _json_record(path: str, number: int, line: bytes) -> dict[str, Any]:
     try:
-        record = json.loads(line)
+        record = parse_json(line)
     except UnicodeDecodeError as error:
         raise UserError(
             f"{path}:{number}: not UTF-8 ({error.reason})", f"convert it: iconv -f latin1 -t utf-8 {path} > {path}.utf8"
         ) from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         shown = line[:60].decode("utf-8", "replace").strip()
         raise UserError(f"{path}:{number}: not JSON: {error} ({shown!r})", "write one JSON object a line") from None
     if not isinstance(record, dict):
@@ -304,11 +305,11 @@ def _array_records(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
             f"jq -c '.[]' {path} > {path}l, and name that",
         )
     try:
-        listed = json.loads(content.removeprefix(BOM).decode("utf-8"))
+        listed = parse_json(content.removeprefix(BOM).decode("utf-8"))
     except UnicodeDecodeError as error:
         fix = f"convert it: iconv -f latin1 -t utf-8 {path} > {path}.utf8"
         raise UserError(f"data.corpus.files: {path} is not UTF-8 ({error.reason})", fix) from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UserError(f"data.corpus.files: {path} is not JSON: {error}", "download or write it again") from None
     for number, record in enumerate(listed, 1):
         if not isinstance(record, dict):

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import xxhash
 
+from windtunnel.nested import parse_json
 from windtunnel.recipe import ACTIONS
 
 Record = dict[str, Any]
@@ -286,7 +287,7 @@ def _own(record: Mapping[str, Any], key: str) -> str | None:
 def _indicators(given: Any) -> dict[str, str]:
     if isinstance(given, str) and given.strip():  # a column of Parquet or CSV holds JSON
         try:
-            given = json.loads(given)
+            given = parse_json(given)
         except ValueError:
             raise Rejected("indicators are no mapping", _shown(given)) from None
     if given in (None, "", []):

@@ -14,7 +14,7 @@ from windtunnel.recipe import Answers, HuggingFaceModel, Recipe, ThesisCorpus, U
 
 from .action_report import Latency, latency_of
 from .answers import Question, Questions
-from .predictions import Prediction, PredictionLog, describe_theses, predict, write_predictions
+from .predictions import Prediction, PredictionLog, describe_theses, predict, prediction_files, write_predictions
 from .subject import Open, stamp
 
 TOKENS = 1024
@@ -90,6 +90,8 @@ def predict_file(
     Raises:
         UserError: the model or the file cannot be used, no thesis can be asked, or `out` cannot be written.
     """
+    if out is not None and file.resolve() in [path.resolve() for path in prediction_files(out)]:
+        raise UserError(f"--out {out} would write over {file}, which is asked about", "--out NEW_FOLDER")
     model = (
         _open_run(path, recipe, checkpoint, device) if (path / "recipe.yaml").is_file() else _open_folder(path, recipe, device)
     )

@@ -223,6 +223,11 @@ def ask_theses(data: PreparedData, questions: Questions) -> list[Thesis]:
     return [thesis for thesis in found if thesis is not None]
 
 
+def prediction_files(folder: Path, which: str = "") -> tuple[Path, Path]:
+    """Return the files that `write_predictions` writes."""
+    return folder / f"{_named(which)}.csv", folder / f"{_named(which)}.jsonl"
+
+
 def write_predictions(folder: Path, made: Sequence[Prediction], which: str = "") -> tuple[Path, Path]:
     """Write predictions[-which].csv and .jsonl, in order of date and ticker, each in one step; return their paths.
 
@@ -234,7 +239,7 @@ def write_predictions(folder: Path, made: Sequence[Prediction], which: str = "")
     writer = csv.DictWriter(table, COLUMNS, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     writer.writerows(prediction.to_record() for prediction in made)
-    files = folder / f"{_named(which)}.csv", folder / f"{_named(which)}.jsonl"
+    files = prediction_files(folder, which)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_atomic(files[0], table.getvalue())

@@ -27,6 +27,8 @@ HEAD = 1 << 16
 NAMED = 5
 # New shares for old ones: how shares are split, and joined the other way round.
 SPLITS = (*((n, 1) for n in (2, 3, 4, 5, 6, 7, 8, 10, 15, 20, 25, 30, 50, 100)), (3, 2), (4, 3), (5, 4))
+LEAST, MOST = 1e-12, 1e12
+"""Of a price: with others, its ratios and the shares that money buys would be no numbers any more."""
 NEAR_SPLIT = 0.06  # the day has a change of its own
 
 Array = np.ndarray[Any, Any]
@@ -197,10 +199,11 @@ def _numbers(path: Path, column: Any, name: str) -> Array:
     ):
         raise UserError(f"{path}: column {name} holds {column.type}, no prices", f"give it {ACCEPTED}")
     values = compute.cast(column, pyarrow.float64()).to_numpy(zero_copy_only=False)
-    bad = np.flatnonzero((values <= 0) | np.isinf(values))
+    bad = np.flatnonzero((values < LEAST) | (values > MOST))
     if len(bad):
+        limits = "above zero" if values[bad[0]] <= 0 else f"from {LEAST:g} to {MOST:g}"
         raise UserError(
-            f"{path}, row {bad[0] + 1}: {name} is {values[bad[0]]:g}; a price is above zero ({len(bad):,} such rows)",
+            f"{path}, row {bad[0] + 1}: {name} is {values[bad[0]]:g}; a price is {limits} ({len(bad):,} such rows)",
             "leave the cell empty, or the row out, where there was no trade",
         )
     return values

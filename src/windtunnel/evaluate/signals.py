@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv
 import datetime
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from windtunnel.nested import parse_json
 from windtunnel.recipe import UserError
 
 DIRECTIONS = {"STRONG_BUY": 1, "BUY": 1, "HOLD": 0, "SELL": -1, "STRONG_SELL": -1}
@@ -129,7 +129,7 @@ def _json_lines(path: Path, file: Any) -> Iterator[tuple[int, dict[str, Any]]]:
         if not text.strip():
             continue
         try:
-            record = json.loads(text)
+            record = parse_json(text)
         except ValueError as error:
             raise UserError(f"{path}, line {line} is no JSON: {error}", "give one record a line, or CSV") from None
         if not isinstance(record, dict):

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from windtunnel.nested import parse_json
 from windtunnel.recipe import UserError
 
 from .blocks import Block, Experts, LatentAttention, Linear, Norm, Part
@@ -62,12 +63,12 @@ def read_config(path: Path) -> dict[str, Any]:
         size = file.stat().st_size
         if size > LARGEST:
             raise UserError(f"model.config: {file} has {size / 2**20:.0f} MiB, too much for a config.json", expected)
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = parse_json(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"model.config: cannot read {file}: {error.strerror or error}", expected) from None
     except UnicodeDecodeError:
         raise UserError(f"model.config: {file} is not text", expected) from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UserError(f"model.config: {file} is not JSON: {error}", expected) from None
     if not isinstance(content, dict):
         raise UserError(f"model.config: {file} holds a {_kind(content)}, not an object of keys", expected)

@@ -5,7 +5,6 @@ Headers alone are read: a few megabytes of a terabyte. Format: https://github.co
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import struct
@@ -13,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from windtunnel.nested import parse_json
 from windtunnel.recipe import UserError
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -74,7 +74,7 @@ def read_stored(folder: Path, *, strict: bool = True) -> StoredModel:
     if not folder.is_dir():
         raise UserError(f"{folder} is no folder", "name a folder with safetensors files, their index and config.json")
     present = sorted(path.name for path in folder.iterdir() if path.name.endswith(".safetensors"))
-    index = _read_json(folder / INDEX, {}).get("weight_map", {}) if (folder / INDEX).is_file() else None
+    index = _read_json(folder / INDEX).get("weight_map", {}) if (folder / INDEX).is_file() else None
     if index is not None and (not isinstance(index, dict) or not all(isinstance(value, str) for value in index.values())):
         raise UserError(f"{folder / INDEX}: weight_map is no table from tensors to files", FETCH_AGAIN)
     if not strict:
@@ -94,7 +94,7 @@ def read_stored(folder: Path, *, strict: bool = True) -> StoredModel:
         _check_index(folder, tensors, index)
     if not tensors:
         raise UserError(f"{folder}: its files hold no tensors", FETCH_AGAIN)
-    config = _read_json(folder / "config.json", {}) if (folder / "config.json").is_file() else {}
+    config = _read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
     return StoredModel(folder, tensors, stamps, config, index is not None)
 
 
@@ -148,7 +148,7 @@ def _read_header(folder: Path, file: str) -> tuple[dict[str, Stored], list[int]]
                 raise UserError(f"{path} is a pointer of git-lfs, not the weights", "git lfs pull; or " + FETCH_AGAIN)
             if not 2 <= length <= min(HEADER_LIMIT, status.st_size - 8):
                 raise UserError(f"{path} is truncated or no safetensors file ({status.st_size:,} bytes)", _again(file))
-            header = json.loads(opened.read(length))
+            header = parse_json(opened.read(length))
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}", "look at its permissions and its disk") from None
     except ValueError:
@@ -189,9 +189,11 @@ def _stored(path: Path, name: str, entry: Any, base: int) -> Stored:
     return Stored(name, path.name, dtype, shape, base + start, end - start)
 
 
-def _read_json(path: Path, otherwise: dict[str, Any]) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read as JSON: {error}", FETCH_AGAIN) from None
-    return content if isinstance(content, dict) else otherwise
+    if not isinstance(content, dict):
+        raise UserError(f"{path} holds a {type(content).__name__}, expected an object of keys", FETCH_AGAIN)
+    return content
