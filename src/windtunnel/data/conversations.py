@@ -9,8 +9,7 @@ from typing import Any
 
 import xxhash
 
-from windtunnel.nested import parse_json
-from windtunnel.recipe import ConversationCorpus, Exercises, KernelTasks, UserError
+from windtunnel.recipe import ConversationCorpus, Exercises, KernelTasks, UserError, parse_json
 
 from .arithmetic import questions
 from .corpus import CorpusFile

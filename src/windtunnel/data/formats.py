@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from windtunnel.nested import parse_json
-from windtunnel.recipe import UserError
+from windtunnel.recipe import UserError, parse_json
 
 Form = Literal["text", "jsonl", "array", "parquet", "arrow"]
 

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 import xxhash
 
-from windtunnel.nested import parse_json
-from windtunnel.recipe import ACTIONS
+from windtunnel.recipe import ACTIONS, parse_json
 
 Record = dict[str, Any]
 

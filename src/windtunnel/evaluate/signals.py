@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from windtunnel.nested import parse_json
-from windtunnel.recipe import UserError
+from windtunnel.recipe import UserError, parse_json
 
 DIRECTIONS = {"STRONG_BUY": 1, "BUY": 1, "HOLD": 0, "SELL": -1, "STRONG_SELL": -1}
 NEEDED = ("ticker", "as_of_date", "predicted")

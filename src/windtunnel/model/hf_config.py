@@ -11,8 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from windtunnel.nested import parse_json
-from windtunnel.recipe import UserError
+from windtunnel.recipe import UserError, parse_json
 
 from .blocks import Block, Experts, LatentAttention, Linear, Norm, Part
 from .hf import HFShape

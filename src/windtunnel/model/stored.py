@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from windtunnel.nested import parse_json
-from windtunnel.recipe import UserError
+from windtunnel.recipe import UserError, parse_json
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 HEADER_LIMIT = 100_000_000  # what safetensors itself allows

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from .limits import RISE, SMALL_RISE, gate_limits, least_refinement, norm_band, stage_gates
     from .load import dump_recipe, load_recipe, recipe_names, template_names
     from .models import FETCHED, GPTModel, HuggingFaceModel, LoRA, find_model, is_folder_name, model_folder, near_folders
+    from .nested import parse_json
     from .notify import Notify
     from .overlay import LIMITS
     from .recursion import MOST_SUPERVISION, PRESETS, Preset, Recursion, ResolvedRecursion
@@ -161,6 +162,7 @@ __all__ = [
     "parse_dollars",
     "parse_every",
     "parse_hours",
+    "parse_json",
     "plugins",
     "recipe_keys",
     "recipe_names",
@@ -207,6 +209,7 @@ _MODULES = {
     "layout": ("MEGATRON", "OWN_ENGINE", "Layout"),
     "registry": ("Plugin", "find_plugin", "plugins"),
     "overlay": ("LIMITS",),
+    "nested": ("parse_json",),
     "notify": ("Notify",),
     "load": ("dump_recipe", "load_recipe", "recipe_names", "template_names"),
     "models": ("FETCHED", "GPTModel", "HuggingFaceModel", "LoRA", "find_model", "is_folder_name", "model_folder", "near_folders"),
