@@ -212,6 +212,26 @@ def test_the_place_must_be_free(tmp_path: Path) -> None:
     assert (tmp_path / "full" / "thesis.txt").read_text() == "years of work"
 
 
+def test_a_device_that_is_not_here_leaves_nothing_behind(tmp_path: Path) -> None:
+    source = deepseek(tmp_path / "in")
+    with pytest.raises(UserError, match="--device tpu"):
+        convert_folder(source, tmp_path / "out", device="tpu")
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "[" * 100_000, "\xff"])
+def test_what_is_damaged_of_a_conversion_is_named_and_left(tmp_path: Path, content: str) -> None:
+    source = deepseek(tmp_path / "in")
+    for folder, name in (("out", "conversion.json"), ("out.partial", "job.json")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).write_text(content, encoding="latin-1")
+        with pytest.raises(UserError, match=rf"{name} is damaged") as refused:
+            convert_folder(source, tmp_path / "out")
+        assert refused.value.fix
+        assert (tmp_path / folder / name).read_text(encoding="latin-1") == content
+        shutil.rmtree(tmp_path / folder)
+
+
 def test_a_full_disk_is_refused_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = deepseek(tmp_path / "in")
     usage = shutil.disk_usage(tmp_path)

@@ -13,7 +13,7 @@ from thesis_files import RIGHT, recipe_of, spread, write_lines
 
 from windtunnel.data import Gate, PreparedData, export_theses, prepare, thesis_gates
 from windtunnel.data.formats import dataset_files, form_of, records
-from windtunnel.recipe import ACTIONS, GeneratedTheses, ThesisCorpus, UserError
+from windtunnel.recipe import ACTIONS, GeneratedTheses, HuggingFaceModel, ThesisCorpus, UserError
 
 
 def varied(count: int = 300) -> list[dict[str, Any]]:
@@ -102,6 +102,24 @@ def test_the_test_period_must_begin_behind_the_knowledge_cutoff(
     gate = judge(tmp_path, varied(), knowledge_cutoff=cutoff)["theses-periods"]
     assert gate.status == status
     assert said in " ".join((gate.text, *gate.fixes))
+
+
+def test_a_card_that_names_a_later_cutoff_is_worth_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "model" / "README.md").write_text("Knowledge cutoff: Feb. 2025")
+    file = write_lines(tmp_path / "a.jsonl", varied())
+    for said, status, words in (
+        (None, "fail", "texts up to 2025-02-28 (README.md)"),
+        ("2024-05-01", "warn", "is 2024-05-01, and the model's README.md names 2025-02-28"),
+        ("2025-03-01", "fail", "texts up to 2025-03-01 (data.split.knowledge_cutoff)"),
+    ):
+        recipe = recipe_of(ThesisCorpus(files=[str(file)]), knowledge_cutoff=said)
+        prepared = prepare(recipe, cache=tmp_path / "cache")
+        recipe = recipe.model_copy(update={"model": HuggingFaceModel(config=str(tmp_path / "model"))})
+        gate = {gate.name: gate for gate in thesis_gates(recipe, prepared)}["theses-periods"]
+        assert gate.status == status
+        assert words in " ".join((gate.text, *gate.fixes))
 
 
 @pytest.mark.parametrize("text", ["dÃ©bÃ¢cle", "the marketâ€™s view", "cut \ufffd off"])

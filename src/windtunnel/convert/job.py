@@ -28,6 +28,7 @@ from filelock import FileLock, Timeout
 from windtunnel.check import one_thread
 from windtunnel.files import fsync_folder, write_json
 from windtunnel.model import FETCH_AGAIN, INDEX, StoredModel, read_stored
+from windtunnel.nested import parse_json
 from windtunnel.recipe import UserError
 
 from .entries import Choice, make_config, make_entries
@@ -90,6 +91,7 @@ def convert_folder(
     shards = plan_shards(entries)
     job = {"to": asdict(choice), "config": config, "shards": {shard.name: digest_of(shard) for shard in shards}}
     job = json.loads(json.dumps(job))
+    devices = _devices(device, workers)
     _check_place(source, to)
     if (to / REPORT).is_file():
         return _there(to, read, job, shards, begun)
@@ -99,7 +101,7 @@ def convert_folder(
     try:
         partial.mkdir(parents=True, exist_ok=True)
         with _alone(partial, to), one_thread():  # each worker is one: a tile that fits a cache gains nothing from more
-            writer = ShardWriter(read, partial, shards, _devices(device, workers), progress, stop or threading.Event())
+            writer = ShardWriter(read, partial, shards, devices, progress, stop or threading.Event())
             kept = writer.keep(_take_up(partial, job))
             _check_room(to, sum(shard.size for shard in shards if not shard.made))
             writer.run()
@@ -135,13 +137,24 @@ def _check_place(source: Path, to: Path) -> None:
 
 def _there(to: Path, source: StoredModel, job: dict[str, Any], shards: list[Shard], begun: float) -> Converted:
     """Return a finished conversion, if it is this one."""
-    report = json.loads((to / REPORT).read_text(encoding="utf-8"))
+    report = _own(to / REPORT, "name another folder, or remove that one")
     same = report.get("job") == job and report.get("source_files") == {k: v for k, v in sorted(source.stamps.items())}
     whole = all((to / shard.name).is_file() and (to / shard.name).stat().st_size == shard.size for shard in shards)
     if not same or not whole:
         what = "of another model or with other options" if not same else "that is no longer whole"
         raise UserError(f"{to} holds a conversion {what}", "name another folder, or remove that one")
     return Converted(to, weight_bytes(shards), len(shards), len(shards), time.monotonic() - begun, report, reused=True)
+
+
+def _own(path: Path, fix: str) -> dict[str, Any]:
+    """Return the JSON of a file that a conversion wrote. Raises UserError where something else has happened to it."""
+    try:
+        content = parse_json(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path} is damaged: {error}", fix) from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path} is damaged: it holds no object of keys", fix)
+    return content
 
 
 @contextlib.contextmanager
@@ -174,7 +187,7 @@ def _take_up(partial: Path, job: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return what an interrupted conversion noted of its finished shards, and begin the notes where there are none."""
     noted: dict[str, dict[str, Any]] = {}
     if (partial / "job.json").is_file():
-        if json.loads((partial / "job.json").read_text(encoding="utf-8")) != job:
+        if _own(partial / "job.json", f"remove {partial}, or name another folder") != job:
             raise UserError(f"{partial} is what is left of another conversion", f"remove {partial}, or name another folder")
         for line in _lines(partial / NOTES):
             noted[line["shard"]] = line

@@ -38,12 +38,16 @@ GATE_VOCABULARY = 1024
 FEW_COPIES, MANY_COPIES = 0.01, 0.2
 """Of the held-out theses: share with nearly the same text in training."""
 CARD_FILES = ("README.md", "chat_template.jinja", "tokenizer_config.json")
-_MONTHS = {name.lower(): number for number, name in enumerate(calendar.month_name) if name}
+_MONTHS = {
+    name.lower(): number for names in (calendar.month_abbr, calendar.month_name) for number, name in enumerate(names) if name
+} | {"sept": 9}
 _CARD_BYTES = 4 << 20
-# "Knowledge cutoff: 2024-06", "Cutting Knowledge Date: December 2023", "a cutoff of December 2023", "Cutoff date: June 2024".
+# "Knowledge cutoff: 2024-06", "Cutting Knowledge Date: December 2023", "a cutoff of Dec. 2023", "Cutoff date: June 30, 2024".
+_DAY = r"(?P<{}>\d\d?)(?:st|nd|rd|th)?"
 _SAID = re.compile(
     r"(?:cut[ -]?off|cutting knowledge date)[^\n\d]{0,60}?"
-    rf"(?:(?P<month>{'|'.join(_MONTHS)}),?\s+(?P<year>20\d\d)|(?P<iso>20\d\d-\d\d(?:-\d\d)?))",
+    rf"(?:(?:{_DAY.format('before')}\s+)?\b(?P<month>{'|'.join(_MONTHS)})\b\.?(?:\s+{_DAY.format('behind')})?,?\s+(?P<year>20\d\d)"
+    r"|(?P<iso>20\d\d[-/]\d\d(?:[-/]\d\d)?))",
     re.IGNORECASE,
 )
 Judge = Callable[[Recipe, "PreparedData"], Evidence]
@@ -143,8 +147,11 @@ def periods(recipe: Recipe, prepared: PreparedData) -> Evidence:
             key = "data.split.validation_days" if name == "validation" else "the test period"
             found.warn(f"{kept[name]:,} theses in {name}: an accuracy there is known to ±{half:.0%}; lengthen {key}")
     cutoff, said = split.knowledge_cutoff, "data.split.knowledge_cutoff"
-    if cutoff is None and (card := _of_card(recipe)) is not None:
+    card = _of_card(recipe)
+    if card is not None and cutoff is None:
         cutoff, said = card
+    elif card is not None and cutoff is not None and cutoff < card[0]:
+        found.warn(f"{said} is {cutoff}, and the model's {card[1]} names {card[0]}: one of them is wrong; the recipe's was taken")
     if cutoff is None:
         found.warn(
             "the base model's knowledge cut-off is unknown: what it scores on days that it has read about is memory; "
@@ -188,12 +195,13 @@ def knowledge_cutoff(folder: Path) -> tuple[datetime.date, str] | None:
 
 
 def _last_day(match: re.Match[str]) -> datetime.date | None:
-    iso = match["iso"]
+    iso = match["iso"].replace("/", "-") if match["iso"] else None
+    day = match["before"] or match["behind"]
     try:
         if iso is not None and len(iso) == len("2024-06-01"):
             return datetime.date.fromisoformat(iso)
         year, month = (int(part) for part in iso.split("-")) if iso else (int(match["year"]), _MONTHS[match["month"].lower()])
-        return datetime.date(year, month, calendar.monthrange(year, month)[1])
+        return datetime.date(year, month, int(day) if day else calendar.monthrange(year, month)[1])
     except ValueError:
         return None
 

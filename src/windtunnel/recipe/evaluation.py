@@ -79,7 +79,7 @@ class Backtest(Section):
     slippage_bps: float = Field(
         10.0, ge=0, lt=10_000, description="by how much each trade is worse than its price, in hundredths of a percent"
     )
-    cash: Dollars = Field(1_000_000.0, gt=0, description="dollars to begin with")
+    cash: Dollars = Field(1_000_000.0, gt=0, le=1e15, description="dollars to begin with")
     trade_at: Literal["close", "open"] = Field("close", description="the price of the next trading day that trades are made at")
     vanished: Literal["last", "zero"] = Field(
         "last", description="what a position whose ticker has no prices any more is worth: its last price, or nothing"
