@@ -28,8 +28,7 @@ from filelock import FileLock, Timeout
 from windtunnel.check import one_thread
 from windtunnel.files import fsync_folder, write_json
 from windtunnel.model import FETCH_AGAIN, INDEX, StoredModel, read_stored
-from windtunnel.nested import parse_json
-from windtunnel.recipe import UserError
+from windtunnel.recipe import UserError, parse_json
 
 from .entries import Choice, make_config, make_entries
 from .shards import NOTES, Progress, Shard, ShardWriter, digest_of, plan_shards, weight_bytes
