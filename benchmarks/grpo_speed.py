@@ -1,7 +1,7 @@
 """Rounds of GRPO beside TRL's GRPOTrainer on one GPU, in one run: seconds by part, memory, and how long the GPU was idle.
 
     grpo_speed.py --out benchmarks/results/grpo-speed-h200.json      SmolLM2-135M's shape: TRL, ours with vLLM, ours in turn
-    grpo_speed.py --case qwen2.5-7b --out FILE                       Qwen2.5-7B's shape with LoRA: TRL and ours with vLLM
+    grpo_speed.py --case qwen2.5-7b --out FILE                       Qwen2.5-7B's shape with LoRA: the same
     grpo_speed.py --cpu --peer-python /tmp/trl/bin/python --out /tmp/trial.json      a tiny model without vLLM, to try the script
     grpo_speed.py side trl|vllm|in-turn CASE FOLDER ROUNDS CPU       one side; the others start these
 
@@ -88,7 +88,7 @@ class Case:
 
 CASES = {
     "smollm2-135m": Case(SMOLLM2),
-    "qwen2.5-7b": Case(QWEN, prompts=8, lora=16, peer_batch=8, recompute=True, sides={"trl": 0.5, "vllm": 0.5}),
+    "qwen2.5-7b": Case(QWEN, prompts=8, lora=16, peer_batch=8, recompute=True),
     "tiny": Case(TINY, 4, 4, 16, 32, peer_batch=8),
 }
 

@@ -39,7 +39,8 @@ STAGES = ("sft", "rl")
 GRACE_SECONDS = 25.0
 """In which a stage whose time is over may save."""
 FIRST_STEPS, WARM = 20, 1
-SHOWN_OF_ROUND = ("reward", "right", "answer_length", "truncated", "unknown", "learned", "mismatch", "level")
+SHOWN_OF_ROUND = ("reward", "right", "answer_length", "truncated", "unknown", "learned", "mismatch", "level", "different")
+SPENT = "judge_seconds_"
 COUNTS = ("metric", "share", "right", "n", "low", "high", "cut", "unknown", "reward")
 
 Found = dict[str, Any]
@@ -230,7 +231,7 @@ def rounds_of(series: dict[str, dict[int, float]]) -> Found:
     for step, seconds in sorted(series["step_seconds"].items()):
         value = {name: points[step] for name, points in series.items() if step in points}
         if "learning_seconds" in value:
-            shown = {name: value[name] for name in SHOWN_OF_ROUND if name in value}
+            shown = {name: value[name] for name in value if name in SHOWN_OF_ROUND or name.startswith(SPENT)}
             each.append({"step": step, "seconds": seconds, "parts": round_parts(value, seconds)} | shown)
     counted = each[WARM:] or each
     found: Found = {"rounds": {"counted": len(counted), "each": each}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from windtunnel.data import Prompt
 from windtunnel.evaluate import Completion
 from windtunnel.recipe import GRPO, UserError
 from windtunnel.rl import Reward, Rewards, train_policy
+from windtunnel.rl.cross_check import CrossChecks
 from windtunnel.rl.rewards import PromptQuestion
 from windtunnel.verify import find_reward, selftest
 from windtunnel.verify.probes import PROBES
@@ -225,3 +227,23 @@ def test_whoever_waits_for_a_slow_judge_gives_signs_of_life(tmp_path: Path, monk
         verifiers = rewards.verifiers(prompt())
         assert rewards.begin(verifiers, "1").result().total == 1.0
     assert len(signs) >= 3
+
+
+COUNTED = """
+def counted(prompt, answer, truth):
+    with open({log!r}, "a") as log:
+        log.write(answer + "\\n")
+    return float(answer == truth)
+"""
+
+
+def test_equal_answers_to_one_prompt_are_judged_once(tmp_path: Path) -> None:
+    log = tmp_path / "asked"
+    (tmp_path / "rewards.py").write_text(COUNTED.format(log=str(log)))
+    asked = [Prompt(number, np.array([1]), "prompt", "7", {}) for number in range(2)]
+    stage = GRPO(name="rl", reward=f"{tmp_path / 'rewards.py'}:counted", samples=3)
+    with Rewards(stage) as rewards, ThreadPoolExecutor(1) as threads:
+        judged = CrossChecks(rewards, threads, asked, lambda place: False)
+        found = judged.results(["7", "8", "7", "7", None, "9"], least=False)
+    assert [None if one is None else one.total for one in found] == [1.0, 0.0, 1.0, 1.0, None, 0.0]
+    assert sorted(log.read_text().split()) == ["7", "7", "8", "9"]

@@ -14,7 +14,7 @@ from windtunnel.data import Prompt
 from windtunnel.recipe import GRPO
 from windtunnel.verify import Verdict, Verifier, second_opinion
 
-from .rewards import SUBJECT, Judging, Reward, Rewards, as_text, first_judge
+from .rewards import SUBJECT, JudgedOnce, Judging, Reward, Rewards, as_text, first_judge
 
 if TYPE_CHECKING:
     from .rollouts import Round
@@ -103,7 +103,7 @@ class CrossChecks:
         self, rewards: Rewards, threads: ThreadPoolExecutor, prompts: Sequence[Prompt], chosen: Callable[[int], bool]
     ) -> None:
         self._rewards, self._threads, self._prompts, self._chosen = rewards, threads, prompts, chosen
-        self._verifiers = [rewards.verifiers(prompt) for prompt in prompts]
+        self._once = JudgedOnce(rewards)
         self._lock = threading.Lock()
         self._begun: dict[int, Judging] = {}
         self._checks: dict[int, Future[Reward]] = {}
@@ -112,7 +112,7 @@ class CrossChecks:
         """Judge an answer in the background; what has begun goes on."""
         with self._lock:  # the thread that writes answers, and the one that waits for them
             if place not in self._begun:
-                self._begun[place] = self._rewards.begin(self._verifiers[place // self._rewards.stage.samples], text)
+                self._begun[place] = self._once.begin(self._prompts[place // self._rewards.stage.samples], text)
                 if self._chosen(place):
                     self._check(place, text)
 

@@ -23,6 +23,7 @@ METRICS: dict[str, str] = {
     "reward_function": "mean that the user's function gave, before its weight",
     "level": "newest level of prompts that the curriculum asks",
     "right": "share of answers that the first judge accepts, 0 to 1",
+    "different": "share of answers that differ from the others to their prompt, 0 to 1; equal ones are judged once",
     "unknown": "share of answers of which nothing is known, 0 to 1; they are not learned from",
     "asked_again": "times that a judge which failed was asked again",
     "answer_length": "mean tokens of an answer",
@@ -55,7 +56,10 @@ METRICS: dict[str, str] = {
     **MONITORS,
 }
 
-BEGINNINGS = {"right_of_": "share of answers that the first judge accepts, 0 to 1, to prompts of the subject"}
+BEGINNINGS = {
+    "right_of_": "share of answers that the first judge accepts, 0 to 1, to prompts of the subject",
+    "judge_seconds_": "seconds that all judges together took in this stage of theirs, waits for a GPU or a worker among them",
+}
 """Metrics whose names end with a subject of the user's."""
 
 STEP_METRICS: dict[str, str] = {}

@@ -21,6 +21,8 @@ from .signs import monitor_metrics, sketches, sum_signs
 
 OF = "of_"
 """Before a subject, where right answers are counted by subject."""
+SPENT = "judge_seconds_"
+"""Before a stage of the judges."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,11 @@ class RoundSums:
         everything, learned = found.everything, list(found.samples)
         known = [sample for sample in everything if sample.reward.total is not None]
         judged: dict[str, list[float]] = {}
+        # Equal answers to one prompt were judged once, and their judges' seconds count once.
+        different = {(sample.prompt.number, sample.text): sample.reward for sample in everything}
+        spent: Counter[str] = Counter()
+        for reward in different.values():
+            spent.update({SPENT + re.sub(r"\W+", "_", name): seconds for name, seconds in reward.seconds.items()})
         for sample in everything if any(source.of for source in rewards.sources) else ():
             subject = OF + re.sub(r"\W+", "_", str(sample.prompt.data.get(SUBJECT)))
             right, asked = judged.get(subject, [0.0, 0.0])
@@ -67,7 +74,8 @@ class RoundSums:
             total, count = judged.get(source.name, [0.0, 0.0])
             judged[source.name] = [total + math.fsum(values), count + len(values)]
         sums = {
-            "answers": len(everything), "known": len(known), "reward": math.fsum(s.reward.total or 0.0 for s in known),
+            "answers": len(everything), "different": len(different), "known": len(known),
+            "reward": math.fsum(s.reward.total or 0.0 for s in known),
             "squares": math.fsum((s.reward.total or 0.0) ** 2 for s in known),
             "right": sum(s.reward.accepted is True for s in everything), "cut": sum(s.cut for s in everything),
             "tokens": sum(len(s.tokens) for s in everything), "asked_again": sum(s.reward.asked_again for s in everything),
@@ -77,7 +85,7 @@ class RoundSums:
             "stale": math.fsum(float((version - s.token_versions + later).sum()) for s in learned),
             "too_old": sum(version - s.version > stage.overlap * stage.updates for s in learned),
             "prompt_tokens": sum(len(s.prompt.ids) for s in learned), "answer_tokens": sum(len(s.tokens) for s in learned),
-        } | _of_tokens(losses) | sum_signs(found, stage)  # fmt: skip
+        } | _of_tokens(losses) | sum_signs(found, stage) | spent  # fmt: skip
         if stage.in_flight:
             sums |= {"taken": len(learned), "mixed": sum(sample.versions is not None for sample in learned)}
         most = {
@@ -106,6 +114,7 @@ def round_metrics(ranks: Sequence[RoundSums]) -> tuple[dict[str, float], float]:
         "reward_deviation": math.sqrt(max(0.0, sums["squares"] / known - mean**2)),
         "right": sums["right"] / answers,
         # What was judged twice, and not alike, is counted as that.
+        "different": sums["different"] / answers,
         "unknown": (answers - sums["known"] - sums["disagreed"]) / answers,
         "asked_again": sums["asked_again"],
         "answer_length": tokens / answers,
@@ -128,6 +137,7 @@ def round_metrics(ranks: Sequence[RoundSums]) -> tuple[dict[str, float], float]:
         "judging_seconds": most["judging"],
         "learning_seconds": most["learning"],
     }
+    found |= {name: seconds for name, seconds in sums.items() if name.startswith(SPENT)}
     found |= {name: max(one.sampler.get(name, 0.0) for one in ranks) for name in ranks[0].sampler}
     for name in sorted({name for one in ranks for name in one.judged}):
         total, count = (sum(one.judged.get(name, (0.0, 0.0))[i] for one in ranks) for i in (0, 1))

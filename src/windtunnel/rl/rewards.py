@@ -7,9 +7,10 @@ import json
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,6 +60,7 @@ class Reward:
         check: that judgement's words; empty: there was none.
         swapped: whether the judge accepts the answer for another prompt too; None: it was not asked.
         outcome: where the first source judges kernels, how far the answer's came.
+        seconds: that its judges took, by stage of theirs; waits for a GPU or a worker are among them.
     """
 
     total: float | None
@@ -72,6 +74,7 @@ class Reward:
     check: str = ""
     swapped: bool | None = None
     outcome: KernelOutcome | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,34 @@ class Judging:
             if verdict.infrastructure:
                 self._rewards.failed(self._verifiers.index(verifier), verdict)
             found[id(verifier)] = verdict
-        return combine(self._rewards.stage, [found.get(id(verifier)) for verifier in self._verifiers], again)
+        reward = combine(self._rewards.stage, [found.get(id(verifier)) for verifier in self._verifiers], again)
+        seconds: Counter[str] = Counter()
+        for one in found.values():
+            seconds.update(one.times)
+        return replace(reward, seconds=dict(seconds))
+
+
+class JudgedOnce:
+    """Judges the answers to some prompts, and equal answers to one prompt once: a sharp policy gives many of those.
+
+    Args:
+        rewards: the judges.
+    """
+
+    def __init__(self, rewards: Rewards) -> None:
+        self._rewards = rewards
+        # Prompts are told apart as objects, which are kept here, since two may be equal in all but their task.
+        self._verifiers: dict[int, tuple[Prompt, Any]] = {}
+        self._begun: dict[tuple[int, str], Judging] = {}
+
+    def begin(self, prompt: Prompt, answer: str) -> Judging:
+        """Judge an answer in the background, unless that has begun. One thread at a time."""
+        if id(prompt) not in self._verifiers:
+            self._verifiers[id(prompt)] = prompt, self._rewards.verifiers(prompt)
+        key = id(prompt), answer
+        if key not in self._begun:
+            self._begun[key] = self._rewards.begin(self._verifiers[id(prompt)][1], answer)
+        return self._begun[key]
 
 
 class Rewards:
@@ -239,9 +269,10 @@ class Rewards:
         """Judge answers to held-out prompts."""
         # All are begun before any is waited for: judges work on several at a time.
         begun: list[Judging | str] = []
+        once = JudgedOnce(self)
         for question, one in zip(questions, said, strict=True):
             assert isinstance(question, PromptQuestion)
-            begun.append(self.begin(self.verifiers(question.source), one.text) if one.failed is None else one.failed)
+            begun.append(once.begin(question.source, one.text) if one.failed is None else one.failed)
         answers, rewards = [], []
         for question, one, judging in zip(questions, said, begun, strict=True):
             reward = Reward(None, (), None, judging) if isinstance(judging, str) else judging.result()
