@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from windtunnel.recipe import LoRA
 from windtunnel.train import HFJob, hub_config, hub_weights, whole_weights
+from windtunnel.train.hf import plain_model
 
 
 def stir(job: HFJob) -> None:
@@ -98,3 +99,17 @@ def test_the_config_builds_the_same_model() -> None:
     assert content["tie_word_embeddings"] is True
     again = AutoConfig.for_model(**content)
     assert {key: getattr(again, key) for key in MODELS["qwen2"]} == MODELS["qwen2"]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2", "deepseek_v3"])
+def test_the_copy_that_answers_is_the_model_that_its_files_give(family: str, tmp_path: Path) -> None:
+    with job_of(family) as job:
+        stir(job)
+        copied = plain_model(job, torch.bfloat16)
+    copied.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
+    # bf16 has too few digits for the frequencies of rotary embeddings.
+    assert all(buffer.dtype == torch.float32 for name, buffer in copied.named_buffers() if name.endswith("inv_freq"))
+    tokens = batch(2, 60)[0]
+    with torch.no_grad():
+        assert torch.equal(copied(tokens).logits, loaded(tokens).logits)

@@ -71,12 +71,15 @@ def plain_model(job: HFJob, dtype: torch.dtype) -> PreTrainedModel:
     """
     trained = job.network.model
     config = copy.deepcopy(trained.config)
-    # Training's attention takes packed documents; generating needs masks and a cache, which PyTorch's own has.
-    config._attn_implementation = "sdpa"
+    # Training's attention takes packed documents; generating needs masks and a cache, which PyTorch's own has. Not for models
+    # that cap scores: there it would leave the cap out without a word.
+    config._attn_implementation = "sdpa" if trained._supports_sdpa else "eager"
     # Without memory first, or it would be initialised for nothing.
     with torch.device("meta"):
         model = type(trained)(config)
-    nn.Module.to(model, dtype)
+    # Parameters alone: frequencies of rotary embeddings in bf16 would turn far positions by whole radians.
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
     model.to_empty(device=job.ranks.device)
     model.tie_weights()
     write_plain(job, model, dtype)
