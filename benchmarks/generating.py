@@ -1,7 +1,7 @@
 """How fast this process writes the answers of a round: seconds, steps, and what a step costs the GPU and the host.
 
     generating.py --out benchmarks/results/generating-h100.json           SmolLM2-135M's shape, 256 answers of 512 tokens
-    generating.py --case short --case smollm2-135m --seconds 200 --out FILE
+    generating.py --case short --case smollm2-135m --times 2 --out FILE
     generating.py --cpu --out /tmp/trial.json                              a tiny model without a GPU, to try the script
 
 Random weights. Each case is answered several times by one decoder, as rounds of reinforcement learning are: the first time makes

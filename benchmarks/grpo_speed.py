@@ -182,7 +182,7 @@ def trl(case: Case, folder: Path, rounds: int, cpu: bool) -> None:
     import torch
     import trl as package  # type: ignore[import-not-found]
     from datasets import Dataset  # type: ignore[import-not-found]
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
     settings = {key: value for key, value in case.config.items() if key not in ("architectures", "dtype")}
@@ -245,7 +245,8 @@ def trl(case: Case, folder: Path, rounds: int, cpu: bool) -> None:
     trainer = GRPOTrainer(
         model=model, args=arguments, reward_funcs=share, peft_config=peft, callbacks=[Told()],
         train_dataset=Dataset.from_list([json.loads(line) for line in (folder / "prompts.jsonl").read_text().splitlines()]),
-        processing_class=AutoTokenizer.from_pretrained(folder / "model", padding_side="left"),
+        # Not AutoTokenizer, which would make a byte-level one of these words where the model is of Qwen's.
+        processing_class=PreTrainedTokenizerFast.from_pretrained(folder / "model", padding_side="left"),
     )  # fmt: skip
     _time(trainer, "_generate", "generating", parts)
     _time(trainer, "_calculate_rewards", "judging", parts)

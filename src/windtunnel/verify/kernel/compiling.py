@@ -22,6 +22,10 @@ BINARY_LIMITS = replace(
     LIMITS, wall_seconds=240, cpu_seconds=120, processes=16, threads=128, file_bytes=256 * MiB, idle_seconds=0
 )
 
+KERNEL_SECONDS = 20.0
+"""Of the CPU, in which one kernel is to be compiled. Of 407 answers by others the slowest that ended took 7.7 a kernel
+(benchmarks/results/verify-compile-cpu.json); answers of a model that learns hold some that a compiler is never done with."""
+
 Numbers = Mapping[int, tuple[int, ...]]
 """Number of a step with a choice → some of its configurations."""
 Key = tuple[str, str]
@@ -110,6 +114,7 @@ def compile_job(
         "wanted": list(wanted or [1] * len(plans)),
         "others": tried is not None,
         "binary": binary,
+        "kernel_seconds": KERNEL_SECONDS,
     }
     return SandboxJob(COMPILE_ENTRY, message, (), BINARY_LIMITS if binary else LIMITS)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -50,6 +51,8 @@ class Finding:
 
 def judge_compile(outcome: Outcome) -> Finding | None:
     """Return what is wrong with the candidate according to the compiling child, or None."""
+    if outcome.exit_code == signal.SIGXCPU:
+        return Finding("compile", "timeout", f"Kernel {outcome.phase.partition(': ')[2]} takes too long to compile. {SLOW[True]}")
     if not outcome.finished:
         return unbegun(outcome, "compile") or ended(outcome, "compile")
     return wrong_of(outcome, "compile")

@@ -8,7 +8,11 @@ Imports torch and triton, without the interpreter.
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
+import math
+import resource
+import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,7 +52,8 @@ def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, 
     Args:
         message: plans (texts), their dtypes and labels, capability (90 for Hopper), orders (of each plan [number of a step with a
             choice, configurations in the order of trying]), wanted (of each plan's choices how many that fit), others (those in
-            orders alone, as many as fit, the rest of the plans being compiled already), binary (whether to go on to the end).
+            orders alone, as many as fit, the rest of the plans being compiled already), binary (whether to go on to the end),
+            kernel_seconds (of the CPU, for one kernel).
         buffers: none are used.
 
     Returns:
@@ -56,7 +61,7 @@ def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, 
         'configurations', and key and name of each file made, 'files', with their bytes; or what is 'wrong'.
     """
     torch.set_num_threads(1)
-    compiler = Compiler(message["capability"], binary=message["binary"])
+    compiler = Compiler(message["capability"], binary=message["binary"], seconds=message["kernel_seconds"])
     configurations = []
     note("compile")
     try:
@@ -190,6 +195,43 @@ class _TooMuch(_NotCompiled, Misfit):
     """Where there is a choice of configurations, another one may do."""
 
 
+@contextmanager
+def _in_time(name: str, seconds: float | None) -> Iterator[None]:
+    """Let a kernel take so many seconds of the CPU; then this process ends with SIGXCPU as its exit code. None: no limit.
+
+    Nothing softer reaches what is deep in LLVM. ptxas, which is another program, inherits the limit and is ended by itself.
+
+    Raises:
+        _TooMuch: ptxas took longer.
+    """
+    if seconds is None:
+        yield
+        return
+    note(f"compile: {name}")
+    # The first process of a namespace is not ended by a signal that it has no handler for, and one of Python's would wait.
+    libc = ctypes.CDLL(None)
+    libc.signal(signal.SIGXCPU, ctypes.cast(libc._exit, ctypes.c_void_p))
+    began, (soft, hard) = _cpu_seconds(), resource.getrlimit(resource.RLIMIT_CPU)
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    most = math.ceil(own.ru_utime + own.ru_stime + seconds)
+    resource.setrlimit(resource.RLIMIT_CPU, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+    try:
+        yield
+    except Exception:
+        if _cpu_seconds() - began >= seconds:
+            raise _TooMuch("timeout", f"kernel {name} takes more than {seconds:.0f} s to compile") from None
+        raise
+    finally:
+        resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
+
+
+def _cpu_seconds() -> float:
+    """Return the CPU's seconds of this process, and of those that it waited for."""
+    return sum(
+        used.ru_utime + used.ru_stime for used in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    )
+
+
 class _Device:
     """Stands in for a driver: says which GPU code is to be made for."""
 
@@ -212,13 +254,18 @@ class _Device:
 class Compiler:
     """Compiles where Triton would compile, then launches nothing.
 
+    Args:
+        capability: of the GPU.
+        binary: go on to the end.
+        seconds: of the CPU that one kernel may take; None: as many as it likes.
+
     Attributes:
         depth: how many of STAGES to go through, all for a kernel that comes for the first time.
         again: compile anew for other arguments too.
     """
 
-    def __init__(self, capability: int, *, binary: bool = False) -> None:
-        self.binary = binary
+    def __init__(self, capability: int, *, binary: bool = False, seconds: float | None = None) -> None:
+        self.binary, self.seconds = binary, seconds
         self.target = GPUTarget("cuda", capability, 32)
         self.shared = SHARED_BYTES.get(capability, max(SHARED_BYTES.values()))
         self.depth = len(STAGES)
@@ -235,11 +282,15 @@ class Compiler:
         def compile_only(
             function: Any, key: Any, signature: Any, device: Any, constexprs: Any, options: Any, attrs: Any, *_: Any
         ) -> None:
-            whole.compile(function, signature, constexprs, options, attrs)
+            with _in_time(function.__name__, whole.seconds):
+                whole.compile(function, signature, constexprs, options, attrs)
 
         def compile_whole(function: Any, *rest: Any) -> Any:
             try:
-                made = original(function, *rest)
+                with _in_time(function.__name__, whole.seconds):
+                    made = original(function, *rest)
+            except _TooMuch:
+                raise
             except Exception as error:
                 kind = _TooMuch if isinstance(error, MISFITS) else _NotCompiled
                 raise kind("compile-error", f"kernel {function.__name__} does not compile: {why(error)}") from None
