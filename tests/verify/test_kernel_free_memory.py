@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import weakref
+from typing import Any
+
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from windtunnel.verify.kernel.child import memory  # noqa: E402
 from windtunnel.verify.kernel.child.memory import (  # noqa: E402
     NAN_BYTE,
     FreeMemory,
@@ -49,11 +54,30 @@ def test_all_free_memory_is_overwritten() -> None:
     for turn in range(7):
         free.wipe()
         again = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in sizes]
-        assert all([bool((memory == NAN_BYTE).all()) for memory in again])
-        assert all(bool((memory == 7).all()) for memory in kept), "what is in use stays"
-        for memory in again:
-            memory.fill_(7)
-        del again, memory
+        assert all([bool((block == NAN_BYTE).all()) for block in again])
+        assert all(bool((block == 7).all()) for block in kept), "what is in use stays"
+        for block in again:
+            block.fill_(7)
+        del again, block
         if turn:
-            assert torch.cuda.memory_reserved() == reserved, "it takes no new memory"
+            assert torch.cuda.memory_reserved() == reserved, "it takes no new block"
         reserved = torch.cuda.memory_reserved()
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("out of memory")], ids=["ends", "fails"])
+def test_what_a_job_held_is_gone_when_memory_is_given_back(monkeypatch: pytest.MonkeyPatch, error: Exception | None) -> None:
+    held, seen = list[Any](), list[Any]()
+    monkeypatch.setattr(memory, "_give_back", lambda device: seen.append(held[0]()))
+
+    def deeper(large: torch.Tensor) -> None:
+        twice = large + large
+        held.append(weakref.ref(twice))
+        if error is not None:
+            try:
+                raise error
+            except RuntimeError:
+                raise ValueError("said in other words") from None
+
+    with contextlib.suppress(ValueError), memory.giving_back("cpu"):
+        deeper(torch.ones(1000))
+    assert seen == [None]

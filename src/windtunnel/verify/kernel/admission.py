@@ -21,9 +21,9 @@ from windtunnel.verify.sandbox import Outcome, SandboxJob
 # more during a call. For the clock three sets of inputs and of what they gave are kept beside.
 RUN_BUFFERS = 4
 TIMED_BUFFERS = 6
-# In the judge's there are inputs and outputs, and both in float64, four times as large where the dtype has 16 bits; what the
-# reference computes on its way, and of the comparison magnitudes and errors of outputs that are compared whole.
-JUDGE_BUFFERS = 8
+# In the judge's there are inputs and outputs, the latter in float64 too, and what the reference computes on its way. What it is
+# asked in float64 takes twice as much, or four times of 16 bits; few are, and who finds no room is judged again with all of it.
+JUDGE_BUFFERS = 4
 SHARED = 0.6  # of the GPU's memory, for candidates that are under way at the same time
 LEAST_MEMORY = 8 << 30  # of a GPU that does not say what it has
 

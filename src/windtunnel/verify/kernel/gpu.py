@@ -239,7 +239,8 @@ class GpuStages:
                 "turn": len(use),
             }
             job = SandboxJob(FULL_ENTRY, message, compiled.buffers, limits=self.limits, files=use, keep=True)
-            outcome = self.runner.run(waits.admitted(job, (TIMED_BUFFERS if runs.timed else RUN_BUFFERS) * _most(plans, runs)))
+            buffers = TIMED_BUFFERS if runs.timed else RUN_BUFFERS
+            outcome = self.runner.run(waits.admitted(job, self._memory(buffers, plans, runs, again=again)))
         waits.add_turn(outcome)
         try:
             return self._result(plans, runs, outcome, waits, again=again)
@@ -258,7 +259,7 @@ class GpuStages:
         # Wrong values explain more than what the clock saw of them.
         if finding is not None and not (len(done) == len(runs.cases) and stage == "timing"):
             return GpuResult(finding)
-        judged = self._judged(plans, runs, outcome, waits)
+        judged = self._judged(plans, runs, outcome, waits, again=again)
         if isinstance(judged, GpuResult):
             return judged
         if finding is not None:
@@ -269,6 +270,10 @@ class GpuStages:
             return GpuResult(None, evidence, fragile)
         timed = self._timed(outcome, work, self._measured_baseline(runs, plans, waits), again=again)
         return replace(timed, evidence={**timed.evidence, **evidence}, fragile=fragile) if timed.finding is None else timed
+
+    def _memory(self, buffers: int, plans: PlanOf, runs: Runs, *, again: bool) -> int:
+        """Return the bytes of the GPU to wait for: all of them for one that failed before, since memory may be what it lacked."""
+        return self.memory.capacity if again else buffers * _most(plans, runs)
 
     def _message(self, runs: Runs) -> dict[str, Any]:
         return {
@@ -284,7 +289,7 @@ class GpuStages:
         }
 
     def _judged(
-        self, plans: PlanOf, runs: Runs, outcome: Outcome, waits: Waits
+        self, plans: PlanOf, runs: Runs, outcome: Outcome, waits: Waits, *, again: bool
     ) -> tuple[Work, float, tuple[str, ...]] | GpuResult:
         """Have another trusted child compare, and return what it says of the work, its seconds, and what is fragile.
 
@@ -303,7 +308,7 @@ class GpuStages:
                 "alone": runs.alone,
             }
             job = SandboxJob(JUDGE, message, limits=LIMITS, files=(outcome.kept.fd, *use))
-            judged = self.trusted.run(waits.admitted(job, JUDGE_BUFFERS * _most(plans, runs)))
+            judged = self.trusted.run(waits.admitted(job, self._memory(JUDGE_BUFFERS, plans, runs, again=again)))
         waits.add_turn(judged)
         if not judged.finished:
             return GpuResult(Finding("full", "infrastructure", str(judged.message.get("error", judged.detail))))

@@ -22,7 +22,7 @@ from windtunnel.verify.kernel.arrays import Buffer
 from windtunnel.verify.kernel.child.compare import drawn_part, is_large, sums
 from windtunnel.verify.kernel.child.draw import Drawn
 from windtunnel.verify.kernel.child.load import Wrong, said
-from windtunnel.verify.kernel.child.memory import give_back
+from windtunnel.verify.kernel.child.memory import giving_back
 from windtunnel.verify.kernel.child.replay import Replay, quietly
 from windtunnel.verify.kernel.child.tensors import head_of
 from windtunnel.verify.kernel.child.timed import Right, TimedCalls
@@ -51,6 +51,14 @@ def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, 
         Runs with heads of outputs, which are in the reply's file, 'times' for cold and warm L2, what the parts took ('seconds'),
         what it waited for its turns ('turn'), or what is 'wrong'.
     """
+    with giving_back(message["device"]):
+        try:
+            return _carried_out(message, buffers)
+        finally:  # nothing is left to the next plan
+            shutil.rmtree(triton.knobs.cache.dir, ignore_errors=True)
+
+
+def _carried_out(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, Any], Early]:
     torch.set_num_threads(1)
     turns, device = Turns(gpu_lock_of(range(FILES_FROM, FILES_FROM + message["turn"]))), message["device"]
     bench = _Bench(message)
@@ -72,10 +80,7 @@ def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, 
         reply["wrong"] = {"reason": "gpu-memory", "message": "the GPU's memory did not suffice."}
         reply["others"] = _others(device)
     reply |= {"runs": bench.runs, "times": bench.times, "seconds": bench.seconds, "turn": turns.waited}
-    early = bench.early
-    del bench
-    _clear(device)
-    return reply, early
+    return reply, bench.early
 
 
 class _Bench:
@@ -253,12 +258,6 @@ def _unpack(files: Sequence[Sequence[str]], buffers: Sequence[Buffer]) -> None:
         groups.setdefault(key, {})[name] = path
     for key, group in groups.items():
         triton.runtime.cache.FileCacheManager(key).put_group(next(name for name in group if name.endswith(".json")), group)
-
-
-def _clear(device: str) -> None:
-    """Leave nothing to the next plan."""
-    shutil.rmtree(triton.knobs.cache.dir, ignore_errors=True)
-    give_back(device)
 
 
 def _pieces(tensor: torch.Tensor, device: str) -> Iterator[memoryview]:

@@ -30,7 +30,7 @@ from windtunnel.verify.kernel.child.compare import (
 )
 from windtunnel.verify.kernel.child.draw import Drawn
 from windtunnel.verify.kernel.child.group import Group
-from windtunnel.verify.kernel.child.memory import give_back
+from windtunnel.verify.kernel.child.memory import giving_back
 from windtunnel.verify.kernel.child.tensors import dtype_name
 from windtunnel.verify.kernel.child.turn import TIMING, Turns
 from windtunnel.verify.kernel.compare import OF_VALUES, RELATIVE
@@ -65,9 +65,9 @@ def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, 
         view = memoryview(file)
         outputs = [view[at : at + size] for at, size in message["spans"]]
         try:
-            return _first_wrong(message, outputs) | {"turn": turns.waited}, []
+            with giving_back(message["device"]):
+                return _first_wrong(message, outputs) | {"turn": turns.waited}, []
         finally:
-            give_back(message["device"])
             for part in (*outputs, view):
                 part.release()
 
@@ -177,6 +177,11 @@ def baseline(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[s
 
     Compiled and warmed up among others, timed alone. turn: how many of the child's files are the lock.
     """
+    with giving_back(message["device"]):
+        return _baseline(message), []
+
+
+def _baseline(message: dict[str, Any]) -> dict[str, Any]:
     import torch._inductor.config
 
     torch._inductor.config.compile_threads = 1  # else it starts a pool of processes, which a sandbox bounds
@@ -217,8 +222,7 @@ def baseline(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[s
                     for heat in ("cold", "warm")
                 }
     torch._dynamo.reset()
-    give_back(message["device"])
-    return found, []
+    return found
 
 
 def warm() -> None:

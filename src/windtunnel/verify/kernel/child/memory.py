@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import gc
 import secrets
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -63,8 +65,25 @@ def poison(tensor: torch.Tensor) -> None:
         tensor.fill_(int.from_bytes(bytes([POISON_BYTE]) * tensor.element_size(), "little", signed=tensor.dtype.is_signed))
 
 
-def give_back(device: str) -> None:
-    """Free memory at the end of a job: what a large one took is there for other processes."""
+@contextmanager
+def giving_back(device: str) -> Iterator[None]:
+    """Free memory at the end of a job, however it ends: what a large one took is there for other processes.
+
+    What one that ran out of memory has is all of the GPU's, and its traceback holds it: everyone else would wait for it in vain.
+    """
+    try:
+        yield
+    except BaseException as error:
+        forgotten: BaseException | None = error
+        while forgotten is not None:
+            traceback.clear_frames(forgotten.__traceback__)
+            forgotten = forgotten.__cause__ or forgotten.__context__
+        raise
+    finally:
+        _give_back(device)
+
+
+def _give_back(device: str) -> None:
     gc.collect()
     if device == "cuda" and torch.cuda.memory_reserved() > MOST_RESERVED:
         torch.cuda.empty_cache()
