@@ -209,7 +209,7 @@ class Judge:
         if key not in self.verifiers:
             stages = None
             if self.device is not None:
-                options: dict[str, Any] = {"calls": self.calls, "device": self.device, "baseline": False}
+                options: dict[str, Any] = {"calls": self.calls, "device": self.device, "baseline": ()}
                 options |= {} if self.device == "cuda" else {"size": "tiny", "index": None}
                 stages = GpuStages(task, *self.gpus, clock=clock, **options)
             made = self.verifiers[key] = KernelVerifier(task, self.boxes, compiler=self.compilers, gpu=stages)
