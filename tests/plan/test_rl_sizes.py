@@ -49,7 +49,7 @@ def test_kernels_are_judged_at_a_speed_that_was_measured_and_the_plan_says_at_wh
     stage = load_recipe("rl", ["stages.rl.rewards=[{kind: kernel, key: task}]"]).rl
     assert stage is not None
     used, _, other = judge_answers(stage, parse_rig("8xH100"), 1).source.partition("not counted with")
-    assert f"1.8 kernels a second and machine, {REPLAYED_KERNELS.what}" in used
+    assert f"3.6 kernels a second and machine, {REPLAYED_KERNELS.what}" in used
     assert REPLAYED_KERNELS.file in used
     assert "3.5 kernels a second" in other
     assert TIMED_KERNELS.file in other

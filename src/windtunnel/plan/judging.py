@@ -36,7 +36,7 @@ class Speed:
 
 
 REPLAYED_KERNELS = Speed(
-    1.76, "verify-replay-h200.json", ("foreign", "after", "per_second"), "models' answers to KernelBench at its shapes, not timed"
+    3.56, "verify-replay-h100.json", ("foreign", "per_second"), "models' answers to KernelBench at its shapes, not timed"
 )
 """What plans count with: what models write, by the judge as it is."""
 TIMED_KERNELS = Speed(
