@@ -1,4 +1,4 @@
-"""A real S3 server on this machine (moto), and a tap in front of it that can be slow, refuse, or cut connections."""
+"""A real S3 server on this machine (moto), and a tap in front of it that can be slow, cut connections, or answer with errors."""
 
 from __future__ import annotations
 
@@ -18,9 +18,18 @@ from waiting import until
 KEYS = {"AWS_ACCESS_KEY_ID": "AKIATESTTESTTESTTEST", "AWS_SECRET_ACCESS_KEY": "secret-that-must-not-be-told-0123456789"}
 
 
+SLOW_SECONDS = 4.0
+ERRORS = {
+    "refused": (403, "AccessDenied", "Access Denied"),
+    "expired": (400, "ExpiredToken", "The provided token has expired."),
+    "full": (507, "XMinioStorageFull", "Storage backend has reached its minimum free drive threshold."),
+}
+"""Status, code and words of servers' own answers: Amazon's S3 API, and MinIO's for a full disk."""
+
+
 @dataclass
 class Tap:
-    """A port through which the server is reached. Attributes: how: 'open', 'cut', 'slow' or 'full'."""
+    """A port through which the server is reached. Attributes: how: 'open', 'cut', 'slow', or one of `ERRORS`, which all get."""
 
     server: int
     port: int = 0
@@ -52,6 +61,9 @@ class Tap:
             if self.how == "cut":
                 client.close()
                 continue
+            if self.how in ERRORS:
+                threading.Thread(target=self._refuse, args=(client, *ERRORS[self.how]), daemon=True).start()
+                continue
             try:
                 server = socket.create_connection(("127.0.0.1", self.server))
             except OSError:  # the server has ended, with the tests
@@ -59,6 +71,17 @@ class Tap:
                 return
             self._sockets += [client, server]
             threading.Thread(target=self._connect, args=(client, server), daemon=True).start()
+
+    def _refuse(self, client: socket.socket, status: int, code: str, words: str) -> None:
+        """Answer a request with an error, once all of it is there: a client that is still sending would see a cut."""
+        body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{words}</Message></Error>".encode()
+        head = f"HTTP/1.1 {status} {code}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        with client, contextlib.suppress(OSError):
+            client.settimeout(0.5)
+            with contextlib.suppress(TimeoutError):
+                while client.recv(65_536):
+                    pass
+            client.sendall(head.encode() + body)
 
     def _connect(self, client: socket.socket, server: socket.socket) -> None:
         """Pass on what either says until both have ended; then nothing of the connection is left open."""
@@ -75,7 +98,7 @@ class Tap:
         with contextlib.suppress(OSError):
             while data := source.recv(65_536):
                 if self.how == "slow":
-                    time.sleep(0.05)
+                    time.sleep(SLOW_SECONDS)
                 target.sendall(data)
         for one in (source, target):
             with contextlib.suppress(OSError):

@@ -124,7 +124,7 @@ def test_a_run_goes_on_from_its_mirror_with_the_same_bits_and_a_failing_store_co
     tap.turn("open")
     until(lambda: "answers again" in log_of(there), "the mirror does not recover")
     # A third one is refused: the second lives.
-    third = start("third", "--resume", "--run", f"s3://runs/mine/{here.name}")
+    third = start("third", "--resume", f"s3://runs/mine/{here.name}")
     _, told = third.communicate(timeout=300)
     assert third.returncode == 2
     assert "is in use" in told
@@ -143,6 +143,28 @@ def test_a_run_goes_on_from_its_mirror_with_the_same_bits_and_a_failing_store_co
     assert load_spent(there / "spent.json").seconds > load_spent(here / "spent.json").seconds
     texts = [path.read_bytes() for run in (here, there) for path in run.rglob("*") if path.is_file()]
     assert not any(value.encode() in text for text in texts for value in KEYS.values())
+
+
+@pytest.mark.timeout(900)
+def test_whatever_a_store_does_training_goes_on_and_says_so(place: Path, tap: Tap, start: Start) -> None:
+    process = start("first", "endless.yaml")
+    run = run_of(place / "first")
+    until(lambda: mirrored(run) >= 20, "nothing is mirrored")
+    for how, words in (
+        ("refused", "Access Denied"),
+        ("expired", "token has expired"),
+        ("full", "minimum free drive"),
+        ("slow", "is slow: step"),
+    ):
+        heard, then, reached = len(log_of(run)), max(losses(run)), mirrored(run)
+        tap.turn(how)
+        until(lambda: words in log_of(run)[heard:], f"nobody says that the store is {how}")  # noqa: B023  (waited for here)
+        until(lambda: max(losses(run)) > then + 50, f"training stands still while the store is {how}")  # noqa: B023
+        assert process.poll() is None
+        tap.turn("open")
+        until(lambda: "again; " in log_of(run)[heard:], f"the mirror does not recover from a store that was {how}")  # noqa: B023
+        until(lambda: mirrored(run) > reached, "nothing more is mirrored")  # noqa: B023
+    assert "the mirror lags behind" in log_of(run)
 
 
 def test_a_bucket_that_is_not_there_is_refused_before_training(place: Path, tap: Tap, start: Start) -> None:

@@ -37,7 +37,10 @@ def train(
     context: typer.Context,
     recipe: Annotated[
         str | None,
-        typer.Argument(metavar="[RECIPE]", help="A shipped recipe's name or a .yaml file; not needed to go on with a run."),
+        typer.Argument(
+            metavar="[RECIPE]",
+            help="A shipped recipe's name or a .yaml file; with --resume a run: as for --run, which it spares.",
+        ),
     ] = None,
     sets: SetOption = None,
     stage: Annotated[
@@ -81,6 +84,8 @@ def train(
     """Train within the budget. The same command on a laptop and on eight GPUs. Exits 1 when a stage's gate does not hold."""
     if restartable and (recipe is None or run is not None):
         raise UserError("--restartable finds the run of a recipe itself", "windtunnel train RECIPE --restartable, without --run")
+    if run is None and recipe is not None and _is_run(recipe, root, resume=resume):
+        recipe, run, resume = None, recipe, True
     place = _place_of(run, root)
     if recipe is None:
         place, resume = _to_resume(place, root, resume=resume), True
@@ -126,6 +131,13 @@ def train(
         code = _after(loaded, trained, root, as_json=json, smoke=smoke)
     mirror_again(trained, make_view().say)
     raise typer.Exit(code)
+
+
+def _is_run(name: str, root: Path, *, resume: bool) -> bool:
+    """Return whether what stands in a recipe's place is a run to go on with: an address of a mirror, or a run's folder."""
+    if "://" in name:
+        return True
+    return resume and any((folder / "manifest.json").is_file() for folder in (Path(name), root / name))
 
 
 def _place_of(run: str | None, root: Path) -> Path | None:

@@ -6,14 +6,18 @@ It shares nothing with the training but the folder, so that a store that is slow
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from windtunnel.checkpoint import CheckpointStore
 from windtunnel.files import write_json
 from windtunnel.recipe import UserError
 
@@ -28,6 +32,8 @@ MOST_BETWEEN = 60.0
 """Between tries while the store fails."""
 AGAIN_SECONDS = 600.0
 """After which a failure that lasts is told again."""
+SLOW_SECONDS = 30.0
+"""Of a pass, after which a store is called slow if newer checkpoints wait meanwhile; a large one by itself may take its time."""
 NICE = 10
 SESSIONS_KEPT = 8
 
@@ -59,6 +65,7 @@ class _Worker:
         write_json(run / STATE, self._state)
         self._mirror = Mirror(run, store, self._lease, self._keeper)
         self._failed: str | None = None
+        self._slow = False
         self._told_at = 0.0
         self._between = LOOK
         self._step = 0
@@ -79,10 +86,12 @@ class _Worker:
 
     def _pass(self, *, last: bool = False) -> bool:
         """Do one pass; return False where the mirror is another's by now."""
+        began = time.monotonic()
         try:
-            report = self._mirror.sync()
-            if last:
-                self._mirror.copy_for_people()
+            with self._watched():
+                report = self._mirror.sync()
+                if last:
+                    self._mirror.copy_for_people()
         except LeaseTaken as taken:
             _say(f"warn: {taken.message}; this machine trains on without a mirror")
             self._keep(error=taken.message)
@@ -92,6 +101,9 @@ class _Worker:
             return True
         if self._failed is not None:
             _say(f"mirror: {self._store.place} answers again; it is up to date at step {report.step:,}")
+        elif self._slow and time.monotonic() - began < SLOW_SECONDS:
+            _say(f"mirror: {self._store.place} keeps up again; step {report.step:,} is there")
+            self._slow = False
         self._failed, self._between = None, LOOK
         if report.step != self._step:
             _tell(log=f"mirror: step {report.step:,} is in {self._store.place} ({report.sent / 2**20:,.1f} MiB sent)")
@@ -100,6 +112,32 @@ class _Worker:
         self._step = report.step
         self._keep(step=report.step, time=time.time(), error=None)
         return True
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Tell once if a pass takes long while checkpoints that it does not bring over gather here."""
+        over = threading.Event()
+
+        def watch() -> None:
+            while not self._slow and not over.wait(SLOW_SECONDS):
+                newer = [one.step for one in CheckpointStore(self._run / "checkpoints").every() if one.step > self._step]
+                if len(newer) < 2:
+                    continue
+                self._slow = True
+                text = f"{self._store.place} is slow: step {self._step:,} is there, step {newer[-1]:,} is here"
+                _say(
+                    f"warn: the mirror lags behind: {text}; training goes on\n"
+                    "  fix: a store nearer to the machine, or fewer and smaller checkpoints (checkpoints.every, keep_hourly)"
+                )
+                self._keep(error=text)
+
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
 
     def _fail(self, error: StoreError) -> None:
         """Tell of a failure once, and again where it lasts; try again later, connected anew."""

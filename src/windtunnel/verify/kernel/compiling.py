@@ -23,8 +23,8 @@ BINARY_LIMITS = replace(
 )
 
 KERNEL_SECONDS = 20.0
-"""Of the CPU, in which one kernel is to be compiled. Of 407 answers by others three are not done in 120 s; of the rest the slowest
-take 7.7 a kernel (benchmarks/results/verify-compile-cpu.json). A model that learns writes more of the former."""
+"""Of the CPU, in which one kernel is to be compiled. Three of 407 answers by others are not done in 120 s; of the rest none takes
+more than 7.7 a kernel (benchmarks/results/verify-compile-cpu.json). A model that learns writes more of the former."""
 
 Numbers = Mapping[int, tuple[int, ...]]
 """Number of a step with a choice → some of its configurations."""
