@@ -119,6 +119,17 @@ def written(folder: Path, name: str = "predictions") -> list[Prediction]:
     return [Prediction.of_record(json.loads(line)) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
 
 
+def test_a_model_that_has_read_the_test_period_is_not_trained(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    words = ["train", str(place / "mini.yaml"), "--yes", "--root", str(place / "refused")]
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--set", "data.split.knowledge_cutoff=2024-04-02"])
+    assert ended.value.code == 2
+    said = " ".join(capfd.readouterr().err.split())
+    assert "the test period begins on 2024-04-01, and the base model has read texts up to 2024-04-02" in said
+    assert "--set data.split.test_start=2024-04-03 or later" in said
+    assert not (place / "refused").exists()
+
+
 def test_actions_are_better_than_the_untuned_models_by_dates(report: EvaluationReport) -> None:
     assert report.tuned is not None
     mine, untuned = report.tuned.actions, report.tuned.untuned

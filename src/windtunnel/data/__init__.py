@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from .batch import Batch, Batches
     from .bpe import BPE
     from .cache import CacheEntry, cache_entries, cache_root, remove_entry
-    from .checks_theses import Gate, prepare_theses, thesis_gates
+    from .checks_theses import Gate, prepare_theses, require_unread_test, thesis_gates
     from .conversations import Conversation
     from .corpus import CorpusFile, corpus_files, listed_files, read_documents
     from .documents import DocumentBatch
@@ -102,6 +102,7 @@ __all__ = [
     "remove_entry",
     "render_input",
     "require_empty",
+    "require_unread_test",
     "sample_documents",
     "sequence_starts",
     "shown_samples",
@@ -122,6 +123,7 @@ _LAZY = {
     "task_prompt": "kernels",
     "Gate": "checks_theses",
     "prepare_theses": "checks_theses",
+    "require_unread_test": "checks_theses",
     "thesis_gates": "checks_theses",
     "encode_questions": "theses_read",
     "export_theses": "theses_export",

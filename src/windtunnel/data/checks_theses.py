@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.check import Check, CheckFailed, Context, Evidence, Findings, Say
-from windtunnel.recipe import ACTIONS, BPETokenizer, HuggingFaceModel, MissingModel, Recipe, ThesisCorpus, find_model
+from windtunnel.recipe import ACTIONS, BPETokenizer, HuggingFaceModel, MissingModel, Recipe, ThesisCorpus, UserError, find_model
 
 from .theses import LONGEST, REJECTS, SHORTEST, SPLITS
 
@@ -269,6 +269,20 @@ def thesis_gates(recipe: Recipe, prepared: PreparedData) -> list[Gate]:
         except CheckFailed as error:
             judged.append(Gate(name, proves, "fail", error.what, (error.fix,) if error.fix else ()))
     return judged
+
+
+def require_unread_test(recipe: Recipe, prepared: PreparedData) -> None:
+    """Refuse data whose test period the base model has read about: what is trained and scored on it says nothing.
+
+    Raises:
+        UserError: it is a recipe of theses, and the test period begins by the knowledge cut-off.
+    """
+    if not isinstance(recipe.data.corpus, ThesisCorpus) or recipe.data.split is None:
+        return
+    try:
+        periods(recipe, prepared)
+    except CheckFailed as error:
+        raise UserError(error.what, error.fix) from None
 
 
 def _has_theses(context: Context) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from windtunnel.data import PreparedData, PromptFile, describe_added, describe_packing, prepare, preview
+from windtunnel.data import PreparedData, PromptFile, describe_added, describe_packing, prepare, preview, require_unread_test
 from windtunnel.model import (
     derive,
     describe_base,
@@ -37,8 +37,8 @@ def prepare_run(recipe: Recipe, options: Options, say: Say) -> RunFolder:
         say: told what was chosen, and what to know of it.
 
     Raises:
-        UserError: bad data; a plan that does not fit, with what would; a confirmation that is missing;
-            a run folder of another recipe or in use.
+        UserError: bad data; a test period that the base model has read about; a plan that does not fit, with what would; a
+            confirmation that is missing; a run folder of another recipe or in use.
     """
     require_trainable(recipe)
     existing = _existing(recipe, options)
@@ -57,6 +57,7 @@ def prepare_run(recipe: Recipe, options: Options, say: Say) -> RunFolder:
         if not early.fits:
             raise refuse(early)
     data = prepare(recipe, progress=data_lines(say))
+    require_unread_test(recipe, data)
     for note in data.notes:
         say(f"data: {note}")
     for character, count in data.skipped.items():
