@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from warm import compiler_box, kernel_box
@@ -229,3 +232,33 @@ def test_nor_is_it_the_candidates_without_a_gpu(status: str, task: Task, batch: 
         ):
             assert found is not None
             assert (found.stage, found.reason == "infrastructure") == (stage, not phase), found
+
+
+LOST = """
+import os, sys
+os.dup2(os.open(sys.argv[1], os.O_RDWR | os.O_CREAT), 3)
+from windtunnel.verify.kernel.child import full
+
+class Replayed:
+    last = "strays_kernel"
+
+def broken(bench):
+    if sys.argv[2]:
+        bench.replay = Replayed()
+    raise RuntimeError("CUDA error: an illegal instruction was encountered")
+
+full._Bench.run_all = broken
+full._lost = lambda device: True
+full.main({"device": "cpu", "turn": 0, "kernels": [], "timed": 0, "seed": 1}, [])
+"""
+
+
+@pytest.mark.parametrize("ran", [True, False], ids=["kernels ran", "none ran"])
+def test_a_context_that_is_lost_is_laid_to_the_kernels_that_ran_in_it_whoever_finds_it(tmp_path: Path, ran: bool) -> None:
+    """What a kernel overwrote far from its tensors may end the judge's own work only later."""
+    command = [sys.executable, "-c", LOST, str(tmp_path / "reply"), "ran" if ran else ""]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    said = (tmp_path / "reply").read_bytes()
+    assert done.returncode == 1
+    assert (b"fault: strays_kernel" in said) == ran
+    assert ("illegal instruction" in done.stderr) == (not ran)

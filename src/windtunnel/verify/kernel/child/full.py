@@ -79,6 +79,10 @@ def _carried_out(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[di
     except torch.OutOfMemoryError:
         reply["wrong"] = {"reason": "gpu-memory", "message": "the GPU's memory did not suffice."}
         reply["others"] = _others(device)
+    except Exception:
+        # What a kernel overwrote may be found only by what runs behind it: of the judge's own work nothing ends a context.
+        bench.end_if_lost()
+        raise
     reply |= {"runs": bench.runs, "times": bench.times, "seconds": bench.seconds, "turn": turns.waited}
     return reply, bench.early
 
@@ -95,6 +99,7 @@ class _Bench:
         self.seconds: dict[str, float] = {}
         self.replay: Replay | None = None
         self.key: tuple[str, str] = ("", "")
+        self.before = ""  # the kernel that the replay before this one started last
         self.sets: list[dict[int, torch.Tensor]] = []
         self.rights: list[list[Right]] = []
         if self.device == "cpu":
@@ -144,6 +149,7 @@ class _Bench:
         """Load the plan of a case, and the reference whose parameters and inputs it takes."""
         key = (case["size"], case["dtype"])
         if self.replay is None or key != self.key:
+            self.before = self.replay.last if self.replay is not None else ""
             self.replay, self.key = None, key
             self.drawn = Drawn(
                 self.message["sources"][key[0]],
@@ -180,10 +186,15 @@ class _Bench:
         except (Wrong, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            if _lost(self.device):
-                note(f"{FAULT}: {self.replay.last if self.replay else ''}")
-                os._exit(1)  # the worker makes another process, with another context
+            self.end_if_lost()
             raise Wrong("raised", f"a launch raised {said(error)} ({label}).") from None
+
+    def end_if_lost(self) -> None:
+        """End this process where the context is gone after a kernel ran: the worker makes another one, with another context."""
+        last = self.replay.last if self.replay is not None else ""
+        if (last or self.before) and _lost(self.device):
+            note(f"{FAULT}: {last or self.before}")
+            os._exit(1)
 
     def _sent(self, kind: str, outputs: Sequence[torch.Tensor], number: int) -> dict[str, Any]:
         """Send outputs to the parent at once, of large ones a part that is drawn only now; returns what describes them."""
