@@ -51,7 +51,7 @@ def test_a_machine_that_cannot_be_used_is_named_with_what_to_do(host: Machine, t
         with pytest.raises(UserError, match="no such thing"):
             connected.run("echo no such thing >&2; exit 3")
     done = windtunnel("launch", "charlm", "--to", host.address, "--python", "/no/python", cwd=tmp_path)
-    assert (done.returncode, "no /no/python there" in done.stderr) == (2, True)
+    assert (done.returncode, "with venv there: /no/python is not there" in done.stderr) == (2, True)
     done = windtunnel("launch", "charlm", "--to", host.address, "--on", "8xH100", cwd=tmp_path)
     assert (done.returncode, "GPUs there: 0; --on asked for 8" in done.stderr, "fix: take a machine" in done.stderr) == (
         2,

@@ -19,10 +19,9 @@ import windtunnel
 from windtunnel.recipe import PLACES, Recipe, UserError, dump_recipe
 
 from .host import Host
+from .pythons import find_python
 
 EXTRAS = {"s3": "s3", "gs": "gcs", "az": "azure", "sftp": "sftp"}
-_PYTHONS = "python3.12 python3.11 python3.13 python3"
-_SUITABLE = "import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))"
 # The new environment sees what the interpreter has already, also where that is itself an environment: images come with torch.
 _LEND = """
 import pathlib, site, sys, sysconfig
@@ -54,9 +53,6 @@ def bring_package(host: Host, say: Callable[[str], None], *, python: str | None 
         UserError: no suitable Python there, no network for what is missing, no source here to build from.
     """
     found = host.run(find_python(python)).strip()
-    if found == "none":
-        wanted = python or "Python 3.11 to 3.13 with venv"
-        raise UserError(f"{host.address}: no {wanted} there", f"ssh {host.address.target} sudo apt install python3 python3-venv")
     with tempfile.TemporaryDirectory(prefix="wt-wheel-") as place:
         wheel = build_wheel(Path(place))
         extra = EXTRAS.get((mirror or "").partition("://")[0], "")
@@ -183,10 +179,3 @@ def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
             yield from _leaves(item, key)
     elif isinstance(value, str):
         yield key, value
-
-
-def find_python(python: str | None = None) -> str:
-    """Return a script that prints the interpreter to use, or 'none'."""
-    names = shlex.quote(python) if python else _PYTHONS
-    test = f'"$p" -c {shlex.quote(_SUITABLE)} >/dev/null 2>&1'
-    return f'for p in {names}; do if {test}; then command -v "$p"; exit 0; fi; done; echo none'

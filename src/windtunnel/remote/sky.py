@@ -22,9 +22,10 @@ from windtunnel.recipe import Recipe, UserError, dump_recipe
 from windtunnel.rig import PROVIDER, Rig, instance_names
 from windtunnel.run import NOTICE_SECONDS, NOTICE_VARIABLE
 
-from .bring import EXTRAS, build_wheel, find_python, install_script, moved, named_files
+from .bring import EXTRAS, build_wheel, install_script, moved, named_files
 from .gpus import require_gpus
 from .host import HOME
+from .pythons import find_python
 
 VERSION = "0.14.1"
 TASK = "task.yaml"
@@ -195,7 +196,6 @@ def task(
         "envs": {PROVIDER: name} | ({NOTICE_VARIABLE: name} if spot and name in NOTICE_SECONDS else {}),
         "file_mounts": dict(files),
         "setup": f"{require_gpus(rig.gpus_per_node).lstrip()}set -e\ncd {JOB}\npython=$({find_python()})\n"
-                 f"if [ \"$python\" = none ]; then echo 'no Python 3.11 to 3.13 with venv in this image'; exit 1; fi\n"
                  f"{install}{priced}{_CURRENT}/bin/windtunnel check recipe.yaml --on here\n",
         "run": f"cd {JOB}\nexport PATH={_CURRENT}/bin:$PATH\ncode=0\n{train} || code=$?\n"
                f"if [ $code = 3 ] && python -m windtunnel.remote.taken {_RUNS}; then exit {TAKEN}; fi\nexit $code\n",

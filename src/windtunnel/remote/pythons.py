@@ -1,0 +1,52 @@
+"""Which Python of a machine the package is installed with: asked of its shell, and what is wrong with those that will not do."""
+
+from __future__ import annotations
+
+import shlex
+
+NAMES = "python3.12 python3.11 python3.13 python3"
+WANTED = "Python 3.11 to 3.13 with venv"
+# Whatever Python reads this, also one of twenty years ago. Debian has venv without what puts pip there: another pip can do it,
+# if it knows how to install elsewhere (22.3).
+_TEST = """
+import sys
+version = "%d.%d" % sys.version_info[:2]
+def has(name):
+    try:
+        return __import__(name)
+    except ImportError:
+        return None
+pip = getattr(has("pip"), "__version__", "0").split(".")
+if not (3, 11) <= sys.version_info[:2] < (3, 14):
+    print("is Python " + version)
+elif not has("venv"):
+    print("is Python " + version + " without venv")
+elif not has("ensurepip") and [int(part) for part in pip[:2] if part.isdigit()] < [22, 3]:
+    print("is Python " + version + " with neither ensurepip nor a pip of 22.3 or newer")
+else:
+    print("yes")
+"""
+_FIND = """
+found=
+for p in {names}; do
+  path=$(command -v "$p") || continue
+  why=$("$path" -c {test} 2>/dev/null) || why="does not run"
+  if [ "$why" = yes ]; then echo "$path"; exit 0; fi
+  case $found in *"$path "*) ;; *) found="$found; $path $why" ;; esac
+done
+if [ -z "$found" ]; then found={absent}; fi
+echo "error: no {wanted} there: ${{found#; }}" >&2
+echo "  fix: there: sudo apt install python3 python3-venv, or without root: uv python install 3.12; then --python PATH" >&2
+exit 1
+"""
+
+
+def find_python(python: str | None = None) -> str:
+    """Return a script of the shell that prints the interpreter to use, or fails, saying what is wrong with each and what to do.
+
+    Args:
+        python: the only one to look at; None: those that have usual names.
+    """
+    names = shlex.quote(python) if python else NAMES
+    absent = shlex.quote(f"{python} is not there" if python else f"none of {NAMES}")
+    return _FIND.format(names=names, test=shlex.quote(_TEST), wanted=WANTED, absent=absent)
