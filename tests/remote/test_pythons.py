@@ -33,7 +33,7 @@ def machine(place: Path, pythons: Mapping[str, str | None]) -> Path:
     return place
 
 
-def ask(path: Path, python: str | None = None) -> "subprocess.CompletedProcess[str]":
+def ask(path: Path, python: str | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [str(shutil.which("sh")), "-c", find_python(python)], env={"PATH": str(path)}, capture_output=True, text=True, check=False
     )  # fmt: skip

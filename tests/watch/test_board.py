@@ -19,15 +19,13 @@ import pytest
 from browser import CHROMIUM, Browser
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pages import TOKEN, pages_of
 from waiting import HANG, until
 
 from windtunnel.recipe import UserError, load_recipe, stage_recipe
 from windtunnel.run import Metrics, MetricsReader, RunFolder, sampled, silence, stretches
 from windtunnel.watch.board import Board
-from windtunnel.watch.web import Pages
-from windtunnel.web import Access, Server, listening, url_of
 
-TOKEN = "a token of the test"
 PLAN = {
     "model": "GPT of depth 2", "method": "pretrain", "params": 1000, "layout": {"batch_tokens": 1024}, "hours": 2.0,
     "dollars": 8.0, "dollars_per_hour": 4.0, "tokens_per_second": 1000.0, "step_seconds": 1.0, "peak_gib": 1.5, "limit_gib": 70.0,
@@ -52,18 +50,8 @@ def log(metrics: Metrics, step: int, loss: float = 3.0) -> None:
 def served(tmp_path: Path) -> Iterator[tuple[Path, str]]:
     root = tmp_path / "runs"
     root.mkdir()
-    listener = listening("127.0.0.1", 0)
-    pages = Pages(Board(root))
-    ready = threading.Event()
-    server = Server(pages.app(Access(TOKEN, False)), ready.set, ending=pages.end)
-    thread = threading.Thread(target=lambda: server.run(sockets=[listener]), daemon=True)
-    thread.start()
-    assert ready.wait(HANG)
-    yield root, url_of("127.0.0.1", listener)
-    server.should_exit = True
-    thread.join(HANG)
-    assert not thread.is_alive()  # also where streams were open
-    listener.close()
+    with pages_of(root) as url:
+        yield root, url
 
 
 def ask(url: str, path: str, **headers: str) -> httpx.Response:
