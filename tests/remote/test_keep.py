@@ -41,7 +41,7 @@ def trained_on(host: Machine) -> int:
     return 0
 
 
-@pytest.mark.slow
+@pytest.mark.end_to_end
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(bool(MISSING), reason=f"not installed here: {', '.join(MISSING)} (apt install openssh-server rsync)")
 def test_a_job_goes_on_elsewhere_after_a_notice_and_after_a_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ def mirrored(host: Machine) -> int:
     return 0
 
 
-@pytest.mark.slow
+@pytest.mark.end_to_end
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(bool(MISSING), reason=f"not installed here: {', '.join(MISSING)} (apt install openssh-server rsync)")
 def test_a_rented_task_goes_on_by_itself_on_a_fresh_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

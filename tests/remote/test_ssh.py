@@ -69,7 +69,7 @@ def test_a_machine_that_cannot_be_used_is_named_with_what_to_do(host: Machine, t
         pass
 
 
-@pytest.mark.slow
+@pytest.mark.end_to_end
 @pytest.mark.timeout(900)
 def test_a_recipe_trains_there_and_is_looked_at_stopped_and_brought_home_from_here(host: Machine, tmp_path: Path) -> None:
     write_tiny(tmp_path)
@@ -103,7 +103,7 @@ def test_a_recipe_trains_there_and_is_looked_at_stopped_and_brought_home_from_he
     assert (here / "checkpoints").is_dir()
 
 
-@pytest.mark.slow
+@pytest.mark.end_to_end
 @pytest.mark.timeout(900)
 def test_a_recipe_whose_check_fails_there_is_not_started(host: Machine, tmp_path: Path) -> None:
     recipe = load_recipe("charlm", ["model.depth=64", "budget.hours=1"])

@@ -15,6 +15,7 @@ from windtunnel.rl import train_policy
 
 CHARTS = {
     "Rewards": {"reward", "reward function", "reward exact"},
+    "Signs of a gamed reward": {"reward by length", "swapped accepted"},  # the first is a correlation, and no reward
     "Length of answers, tokens": {"answer length", "answer longest"},
     "Staleness, updates": {"staleness", "staleness largest"},
     "Mismatch between learner and sampler, nats": {"mismatch", "mismatch p95", "mismatch largest", "mismatch k3"},
