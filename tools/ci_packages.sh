@@ -1,6 +1,7 @@
 #!/bin/sh
 # Installs what some tests need beside Python: an sshd and rsync, for machines that are reached by ssh alone, and a headless
-# Chromium, for pages. At best: only as root where apt works, and one without the other where only one is to be had.
+# Chromium, for pages; and SkyPilot, of whose schema task files are, in an environment of its own at build/sky, as it is large and
+# wants other versions than ours. At best: only as root where apt works, and one without the other where only one is to be had.
 # Without them those tests are skipped, and say what is missing.
 set -u
 PATH="$PATH:/usr/sbin:/usr/local/sbin"
@@ -24,5 +25,12 @@ if ! one_of chromium chromium-headless-shell chromium-browser google-chrome; the
   # The shell alone has no windows, and is a third smaller. Not every distribution has it; Ubuntu's are snaps, which are no files.
   set -- chromium-headless-shell
   can_install && { install "$@" || { update && install "$@"; } || install chromium; } || skipped "a headless Chromium"
+fi
+sky=$(dirname "$0")/../build/sky
+if ! [ -x "$sky/bin/sky" ]; then
+  for python in python3.11 python3.12 python3; do
+    "$python" -m venv "$sky" >/dev/null 2>&1 && break
+  done
+  timeout 400 "$sky/bin/python" -m pip install -q skypilot==0.14.1 >/dev/null 2>&1 </dev/null || skipped "SkyPilot"
 fi
 exit 0

@@ -17,7 +17,10 @@ from windtunnel.remote.sky import task
 from windtunnel.rig import parse_rig
 from windtunnel.run import RunFolder
 
-SKY = os.environ.get("SKY_PYTHON") or (sys.executable if importlib.util.find_spec("sky") else None)
+OWN = Path(__file__).parents[2] / "build" / "sky" / "bin" / "python"
+"""Where tools/ci_packages.sh puts it."""
+_FOUND = [sys.executable] if importlib.util.find_spec("sky") else [str(OWN)] if (OWN.parent / "sky").exists() else []
+SKY = os.environ.get("SKY_PYTHON") or next(iter(_FOUND), None)
 """An interpreter that has SkyPilot; it is large, and so in no environment of ours: SKY_PYTHON=/tmp/sky/bin/python."""
 
 
