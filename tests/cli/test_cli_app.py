@@ -262,3 +262,16 @@ def test_a_picture_in_a_folder_that_is_not_there_is_refused_with_a_fix(tmp_path:
     done = windtunnel("compare", run.path.name, "--plot", "gone/a.html", cwd=tmp_path)
     assert done.returncode == 2
     assert "gone/a.html cannot be written: No such file or directory\n  fix: " in done.stderr
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux's /dev/full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_an_output_on_a_full_disk_is_told_in_two_lines(unbuffered: str) -> None:
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "windtunnel", "--version"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=HANG, check=False, env=environment)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+    assert done.stderr.count("No space left on device\n  fix: make room") == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import sys
@@ -13,6 +14,7 @@ from windtunnel.recipe import UserError
 INTERRUPTED = 130
 STOPPED = 3
 PIPE_CLOSED = 141  # what a shell says of a program that SIGPIPE ended, and so what `| head` leads to elsewhere
+FULL = (errno.ENOSPC, errno.EDQUOT)
 # torch's threads spin for milliseconds while they wait. Beside another program on the same cores that makes a
 # training step up to fifty times slower; so short a spin costs 5 % when there is none. Read when torch is loaded.
 SPIN_COUNT = "10000"
@@ -30,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Imports make many objects that stay and little garbage: looking through them takes a fifth of a refusal's time.
     # A verb switches the collector on again before it works (`verbs.Verb`).
     gc.disable()
+    told = False
     try:
         from .app import build_app
 
@@ -48,13 +51,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         refusal = UserError(f"{path}: {error.strerror}", f"name another path, or see who may enter its folders: namei -l {path}")
         print_error(refusal, as_json="--json" in (sys.argv[1:] if arguments is None else arguments))
         sys.exit(refusal.exit_code)
+    except OSError as error:  # without a buffer, print itself fails; which file it was is not known here
+        if error.errno not in FULL:
+            raise
+        told = True
+        _tell_full(error)
+        sys.exit(1)
     except KeyboardInterrupt as interrupt:
         # With the name of a signal: SIGTERM or SIGUSR1 came before there was anything to save.
         sys.exit(STOPPED if str(interrupt) not in ("", "SIGINT") else INTERRUPTED)
     finally:
         (gc.enable if collecting else gc.disable)()
-        if _unread(output):
-            sys.exit(PIPE_CLOSED)
+        if code := _unwritten(output, told):
+            sys.exit(code)
 
 
 def _forgiving_streams() -> None:
@@ -74,20 +83,36 @@ def _forgiving_streams() -> None:
             stream.reconfigure(errors="replace")
 
 
-def _unread(output: TextIO | None) -> bool:
-    """Return whether something was printed into this, a pipe, after its reader had gone (`| head`); the rest is then dropped."""
+def _tell_full(error: OSError) -> None:
+    where = os.fsdecode(error.filename) if error.filename is not None else "standard output, or a file being written"
+    print(f"error: {where}: {error.strerror}\n  fix: make room, or write to another disk", file=sys.stderr)
+
+
+def _unwritten(output: TextIO | None, told: bool) -> int:
+    """Return the exit code of output that could not be written, else 0: its reader had gone (`| head`), or its disk is full.
+
+    The rest is then dropped.
+    """
     if output is None or output.closed:
-        return False
+        return 0
+    code = 0
     try:
         output.flush()
-        failed = sys.stdout is not output and _has_no_reader(output)
+        if sys.stdout is not output and _has_no_reader(output):
+            code = PIPE_CLOSED
     except BrokenPipeError:
-        failed = True
-    if failed:  # or Python tries it once more at its end, and complains
+        code = PIPE_CLOSED
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        if not told:
+            _tell_full(error)
+        code = 1
+    if code:  # or Python tries it once more at its end, and complains
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, output.fileno())
         os.close(nowhere)
-    return failed
+    return code
 
 
 def _has_no_reader(output: TextIO) -> bool:
