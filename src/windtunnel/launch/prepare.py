@@ -17,7 +17,7 @@ from windtunnel.model import (
     hf_shape,
 )
 from windtunnel.plan import Plan, count_text, hours_text, make_plan, refuse, resolve
-from windtunnel.recipe import GPTModel, HuggingFaceModel, Recipe, UserError
+from windtunnel.recipe import Budget, GPTModel, HuggingFaceModel, Recipe, UserError
 from windtunnel.rig import Rig, detect_rig
 from windtunnel.run import Messenger, RunFolder, newest_run
 
@@ -46,11 +46,7 @@ def prepare_run(recipe: Recipe, options: Options, say: Say) -> RunFolder:
         recipe = _to_go_on(existing, recipe, say)
     rig = rig_of(options)
     Messenger(recipe.notify, recipe.name, say)  # an address that is missing is said before anything is spent
-    if recipe.budget.dollars is not None and rig.dollars_per_hour is None:
-        raise UserError(
-            f"budget.dollars is {recipe.budget.dollars:g}, and this machine has no known price",
-            "give dollars an hour for the whole machine: --price 2.50, or WINDTUNNEL_PRICE=2.50",
-        )
+    _require_dollars_to_count(recipe.budget, rig.dollars_per_hour)
     if not _automatic(recipe):
         # Before minutes of preparing data: with an estimate of its vocabulary and size in place of what it has.
         early = make_plan(recipe, rig)
@@ -85,6 +81,23 @@ def prepare_run(recipe: Recipe, options: Options, say: Say) -> RunFolder:
     for name, entry in derived.items():
         say(f"  {name:<14} {entry['value']:<12,.6g} {entry['rule']}")
     return run
+
+
+def _require_dollars_to_count(budget: Budget, dollars_per_hour: float | None) -> None:
+    """Refuse a limit in dollars that nothing on this machine comes to."""
+    if budget.dollars is None:
+        return
+    if dollars_per_hour is None:
+        raise UserError(
+            f"budget.dollars is {budget.dollars:g}, and this machine has no known price",
+            "give dollars an hour for the whole machine: --price 2.50, or WINDTUNNEL_PRICE=2.50",
+        )
+    others = (budget.hours, budget.steps, budget.tokens, budget.epochs)
+    if dollars_per_hour == 0 and all(limit is None for limit in others):
+        raise UserError(
+            f"budget.dollars is {budget.dollars:g}, and this machine costs $0 an hour: training would never end",
+            "name another limit, for example --set budget.hours=1, or what it costs: --price 2.50",
+        )
 
 
 def plan_again(folder: Path, options: Options, nodes: tuple[int, int] | None, say: Say) -> int:
