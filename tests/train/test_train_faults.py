@@ -280,6 +280,15 @@ def test_dollars_without_a_price_are_refused_before_anything_is_made(new_run: Ne
     assert not (tmp_path / "runs").exists()
 
 
+def test_dollars_on_a_machine_that_costs_nothing_are_no_limit(new_run: NewRun, tmp_path: Path) -> None:
+    free = {"price": 0.0, "yes": True}
+    with pytest.raises(UserError, match=r"\$0 an hour: training would never end") as error:
+        new_run("budget.steps=null", "budget.dollars=5", options=free)
+    assert "--set budget.hours=1" in (error.value.fix or "")
+    assert not (tmp_path / "runs").exists()
+    assert new_run("budget.dollars=5", options=free).is_dir()  # steps end it
+
+
 def test_a_budget_in_dollars_ends_a_run(new_run: NewRun, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = new_run("budget.steps=null", "budget.dollars=0.01", options={"price": 3.0, "yes": True})  # 12 seconds
     monkeypatch.setenv("WINDTUNNEL_STARTED", repr(time.time()))

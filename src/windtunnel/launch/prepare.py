@@ -51,6 +51,12 @@ def prepare_run(recipe: Recipe, options: Options, say: Say) -> RunFolder:
             f"budget.dollars is {recipe.budget.dollars:g}, and this machine has no known price",
             "give dollars an hour for the whole machine: --price 2.50, or WINDTUNNEL_PRICE=2.50",
         )
+    others = (recipe.budget.hours, recipe.budget.steps, recipe.budget.tokens, recipe.budget.epochs)
+    if recipe.budget.dollars is not None and rig.dollars_per_hour == 0 and all(limit is None for limit in others):
+        raise UserError(
+            f"budget.dollars is {recipe.budget.dollars:g}, and this machine costs $0 an hour: training would never end",
+            "name another limit, for example --set budget.hours=1, or what it costs: --price 2.50",
+        )
     if not _automatic(recipe):
         # Before minutes of preparing data: with an estimate of its vocabulary and size in place of what it has.
         early = make_plan(recipe, rig)
