@@ -146,6 +146,30 @@ def test_a_run_goes_on_from_its_mirror_with_the_same_bits_and_a_failing_store_co
 
 
 @pytest.mark.timeout(900)
+def test_the_address_alone_is_enough_on_a_new_machine(place: Path, start: Start) -> None:
+    first = start("first", "endless.yaml")
+    here = run_of(place / "first")
+    until(lambda: mirrored(here) >= 40, "nothing is mirrored")
+    reached = mirrored(here)
+    until(lambda: max(losses(here)) > reached + 25, "it does not train on")
+    kill_tree(first)
+    (place / "endless.yaml").unlink()  # the new machine has not even the recipe
+    second = start("second", "--resume", f"s3://runs/mine/{here.name}")
+    there = run_of(place / "second")
+    assert there.name == here.name
+    own = losses(here)
+    until(lambda: max(losses(there)) > max(own), "it does not go on")
+    second.send_signal(signal.SIGTERM)
+    _, said = second.communicate(timeout=300)
+    assert second.returncode == 3, said
+    other = losses(there)
+    assert {step: other[step] for step in own} == own
+    # It went on, and did not begin anew: steps before the checkpoint were not taken again.
+    with MetricsReader(there / "metrics.sqlite") as reader:
+        assert next(event.step or 0 for event in reader.events() if event.kind == "resumed") >= reached
+
+
+@pytest.mark.timeout(900)
 def test_whatever_a_store_does_training_goes_on_and_says_so(place: Path, tap: Tap, start: Start) -> None:
     process = start("first", "endless.yaml")
     run = run_of(place / "first")

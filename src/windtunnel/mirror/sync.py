@@ -289,5 +289,5 @@ def require_same_history(run: Path, store: Store, recorded: Mapping[str, Any]) -
     if found[1].session not in recorded.get("sessions", ()):
         raise UserError(
             f"{store.place} holds a newer state of {run.name}, which another machine brought there: step {found[1].step:,}",
-            f"go on from there: windtunnel train --resume --run {store.place} (after moving {run} out of the way)",
+            f"go on from there: windtunnel train --resume {store.place} (after moving {run} out of the way)",
         )
