@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -58,7 +59,7 @@ def start(place: Path, tap: Tap) -> Iterator[Start]:
         command = [sys.executable, "-m", "windtunnel", "train", *arguments, "--yes", "--root", str(place / machine / "runs")]
         process = subprocess.Popen(
             command, cwd=place, env={**os.environ, **own, **environment(tap.url)}, text=True, start_new_session=True,
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
+            stdout=open(place / f"{machine}.out", "w"), stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,  # noqa: SIM115
         )  # fmt: skip
         begun.append(process)
         return process
@@ -96,6 +97,16 @@ def mirrored(run: Path) -> int:
 def losses(run: Path) -> dict[int, float]:
     with MetricsReader(run / "metrics.sqlite") as reader:
         return {point.step: point.value for point in reader.series("loss")}
+
+
+def cpu_seconds(process: "subprocess.Popen[str]") -> float:
+    """What a process and those that it started have computed so far; the test fails where it has ended."""
+    assert process.poll() is None, "it has ended"
+    found = 0.0
+    for one in (psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found += one.cpu_times().user
+    return found
 
 
 def log_of(run: Path) -> str:
@@ -177,7 +188,7 @@ def test_whatever_a_store_does_training_goes_on_and_says_so(place: Path, tap: Ta
     for how, words in (
         ("refused", "Access Denied"),
         ("expired", "token has expired"),
-        ("full", "minimum free drive"),
+        ("full", "the disk or quota there is full"),
         ("slow", "is slow: step"),
     ):
         heard, then, reached = len(log_of(run)), max(losses(run)), mirrored(run)
@@ -189,6 +200,51 @@ def test_whatever_a_store_does_training_goes_on_and_says_so(place: Path, tap: Ta
         until(lambda: "again; " in log_of(run)[heard:], f"the mirror does not recover from a store that was {how}")  # noqa: B023
         until(lambda: mirrored(run) > reached, "nothing more is mirrored")  # noqa: B023
     assert "the mirror lags behind" in log_of(run)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of its own of 48 MiB, for a machine called `small`."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=48m", "none", folder], capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip("a file system can be mounted by root only")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+@pytest.mark.timeout(900)
+def test_a_full_disk_under_the_run_costs_checkpoints_and_neither_steps_nor_metrics(
+    small_disk: Path, place: Path, start: Start
+) -> None:  # fmt: skip
+    process = start("small", "endless.yaml")
+    run = run_of(small_disk)
+    until(lambda: mirrored(run) >= 20, "nothing is mirrored")
+    filler = small_disk / "filler"
+    with open(filler, "wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(1 << 12))
+    said = place / "small.out"
+    until(lambda: "the checkpoint needs" in said.read_text(), "nobody says that the disk is full")
+    assert f"the disk of {run / 'checkpoints'} has 0.0" in said.read_text()
+    assert "free space, or keep fewer" in said.read_text()
+    full, worked = time.time(), cpu_seconds(process)
+    until(lambda: cpu_seconds(process) > worked + 5.0, "training stands still")
+    freed, then = time.time(), max(losses(run))
+    filler.unlink()
+    until(lambda: max(losses(run)) > then + 20, "metrics are not written again")
+    process.send_signal(signal.SIGTERM)
+    _, problems = process.communicate(timeout=300)
+    assert process.returncode == 3, problems
+    with MetricsReader(run / "metrics.sqlite") as reader:
+        points = reader.series("loss")
+    # Steps that were taken while nothing could be written are there with the others.
+    assert [point.step for point in points] == list(range(1, len(points) + 1))
+    assert sum(full < point.time < freed for point in points) > 20
+    newest = CheckpointStore(run / "checkpoints").newest_good(with_optimizer=True)
+    assert newest is not None
+    assert mirrored(run) == newest.step == max(losses(run))
 
 
 def test_a_bucket_that_is_not_there_is_refused_before_training(place: Path, tap: Tap, start: Start) -> None:
