@@ -17,7 +17,7 @@ from waiting import until
 
 from windtunnel.checkpoint import CheckpointStore
 from windtunnel.mirror import STATE
-from windtunnel.run import MetricsReader, load_spent
+from windtunnel.run import NOTICE_VARIABLE, MetricsReader, load_spent, too_late
 
 pytestmark = pytest.mark.end_to_end
 
@@ -200,6 +200,28 @@ def test_whatever_a_store_does_training_goes_on_and_says_so(place: Path, tap: Ta
         until(lambda: "again; " in log_of(run)[heard:], f"the mirror does not recover from a store that was {how}")  # noqa: B023
         until(lambda: mirrored(run) > reached, "nothing more is mirrored")  # noqa: B023
     assert "the mirror lags behind" in log_of(run)
+
+
+@pytest.mark.timeout(900)
+def test_a_notice_that_is_too_short_for_the_measured_line_is_told_while_it_trains(
+    place: Path, tap: Tap, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    assert too_late(60.0, "aws") is None
+    assert too_late(60.0, "") is None
+    monkeypatch.setenv(NOTICE_VARIABLE, "runpod")
+    # One checkpoint a pass: several on their way at once are each as fast as all of them.
+    sets = [item for each in ("keep_last=1", "every=50 steps") for item in ("--set", f"checkpoints.{each}")]
+    process = start("first", "endless.yaml", *sets)
+    run = run_of(place / "first")
+    until(lambda: mirrored(run) >= 50, "nothing is mirrored")
+    tap.pause = 0.6
+    tap.turn("slow")
+    until(lambda: "runpod gives 5 s notice, and a checkpoint needs about" in log_of(run), "nobody warns")
+    then = mirrored(run)
+    tap.turn("open")
+    until(lambda: mirrored(run) > then, "nothing more is mirrored")
+    assert log_of(run).count("s notice, and") == 1, "it is told once"
+    assert process.poll() is None
 
 
 @pytest.fixture
