@@ -29,11 +29,15 @@ ERRORS = {
 
 @dataclass
 class Tap:
-    """A port through which the server is reached. Attributes: how: 'open', 'cut', 'slow', or one of `ERRORS`, which all get."""
+    """A port through which the server is reached. Attributes: how: 'open', 'cut', 'slow', or one of `ERRORS`, which all get.
+
+    pause: seconds that each piece of up to 64 KiB waits where it is slow.
+    """
 
     server: int
     port: int = 0
     how: str = "open"
+    pause: float = SLOW_SECONDS
     accepted: int = 0
     _sockets: list[socket.socket] = field(default_factory=list)
 
@@ -98,7 +102,7 @@ class Tap:
         with contextlib.suppress(OSError):
             while data := source.recv(65_536):
                 if self.how == "slow":
-                    time.sleep(SLOW_SECONDS)
+                    time.sleep(self.pause)
                 target.sendall(data)
         for one in (source, target):
             with contextlib.suppress(OSError):

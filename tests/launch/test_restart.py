@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tiny_recipes import write_tiny
 
-from windtunnel.launch import stand_again
+from windtunnel.launch import bring_job, stand_again
 from windtunnel.mirror import Keeper, Lease, LeaseTaken, Mirror, Place, Store
 from windtunnel.recipe import Recipe, UserError, load_recipe
 from windtunnel.run import RunFolder, list_runs
@@ -50,6 +50,23 @@ def test_a_run_stands_on_an_empty_disk_and_names_this_machines_files(tmp_path: P
         assert RunFolder.open(root / name).recipe.data.corpus.files == [str(tmp_path / "second" / "text.txt")]  # type: ignore[union-attr]
     RunFolder.open(root / run.path.name, second)  # the same training, by its recipe
     assert stand_again(second, root, print)
+
+
+def test_a_run_by_its_address_comes_with_the_one_before_it_and_says_where_that_one_is_missing(tmp_path: Path) -> None:
+    store, told = tmp_path / "store", []
+    recipe = recipe_in(tmp_path / "first", store)
+    with RunFolder.create(tmp_path / "first" / "runs", recipe, rig={"name": "here"}) as before:
+        before.finish("done", "budget.steps")
+    with RunFolder.create(tmp_path / "first" / "runs", recipe, rig={"name": "here"}) as run:
+        run.update(before={"run": before.path.name, "hours": 1.0, "dollars": 2.0})
+        mirrored(run, store)
+    address, alone, both = f"file://{store}/{run.path.name}/", tmp_path / "alone", tmp_path / "both"
+    assert bring_job(address, alone, told.append) == alone / run.path.name
+    assert any(before.path.name in text and "holds no run" in text for text in told)
+    with RunFolder.open(before.path) as again:
+        mirrored(again, store)
+    assert bring_job(address, both, told.append) == both / run.path.name
+    assert {found.path.name for found in list_runs(both)} == {run.path.name, before.path.name}
 
 
 def test_a_state_that_was_left_behind_gives_way_to_the_mirrors(tmp_path: Path) -> None:

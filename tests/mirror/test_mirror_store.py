@@ -112,6 +112,13 @@ def test_a_store_that_is_cut_off_or_not_ours_is_named_and_no_secret_is_told(tap:
             "clock is wrong",
         ),
         ("AccessDenied", 403, "Access Denied", "credentials are missing or refused"),
+        (
+            "XMinioStorageFull",
+            507,
+            "Storage backend has reached its minimum free drive threshold.",
+            "disk or quota there is full",
+        ),
+        ("QuotaExceeded", 403, "Unknown", "disk or quota there is full"),
     ],
 )
 def test_what_s3_refuses_is_told_as_such(

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from waiting import until
 
 from windtunnel.checkpoint import CheckpointStore
 from windtunnel.mirror import STATE
-from windtunnel.run import MetricsReader, load_spent
+from windtunnel.run import NOTICE_VARIABLE, MetricsReader, load_spent, too_late
 
 pytestmark = pytest.mark.end_to_end
 
@@ -58,7 +59,7 @@ def start(place: Path, tap: Tap) -> Iterator[Start]:
         command = [sys.executable, "-m", "windtunnel", "train", *arguments, "--yes", "--root", str(place / machine / "runs")]
         process = subprocess.Popen(
             command, cwd=place, env={**os.environ, **own, **environment(tap.url)}, text=True, start_new_session=True,
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
+            stdout=open(place / f"{machine}.out", "w"), stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,  # noqa: SIM115
         )  # fmt: skip
         begun.append(process)
         return process
@@ -96,6 +97,16 @@ def mirrored(run: Path) -> int:
 def losses(run: Path) -> dict[int, float]:
     with MetricsReader(run / "metrics.sqlite") as reader:
         return {point.step: point.value for point in reader.series("loss")}
+
+
+def cpu_seconds(process: "subprocess.Popen[str]") -> float:
+    """What a process and those that it started have computed so far; the test fails where it has ended."""
+    assert process.poll() is None, "it has ended"
+    found = 0.0
+    for one in (psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found += one.cpu_times().user
+    return found
 
 
 def log_of(run: Path) -> str:
@@ -146,6 +157,30 @@ def test_a_run_goes_on_from_its_mirror_with_the_same_bits_and_a_failing_store_co
 
 
 @pytest.mark.timeout(900)
+def test_the_address_alone_is_enough_on_a_new_machine(place: Path, start: Start) -> None:
+    first = start("first", "endless.yaml")
+    here = run_of(place / "first")
+    until(lambda: mirrored(here) >= 40, "nothing is mirrored")
+    reached = mirrored(here)
+    until(lambda: max(losses(here)) > reached + 25, "it does not train on")
+    kill_tree(first)
+    (place / "endless.yaml").unlink()  # the new machine has not even the recipe
+    second = start("second", "--resume", f"s3://runs/mine/{here.name}")
+    there = run_of(place / "second")
+    assert there.name == here.name
+    own = losses(here)
+    until(lambda: max(losses(there)) > max(own), "it does not go on")
+    second.send_signal(signal.SIGTERM)
+    _, said = second.communicate(timeout=300)
+    assert second.returncode == 3, said
+    other = losses(there)
+    assert {step: other[step] for step in own} == own
+    # It went on, and did not begin anew: steps before the checkpoint were not taken again.
+    with MetricsReader(there / "metrics.sqlite") as reader:
+        assert next(event.step or 0 for event in reader.events() if event.kind == "resumed") >= reached
+
+
+@pytest.mark.timeout(900)
 def test_whatever_a_store_does_training_goes_on_and_says_so(place: Path, tap: Tap, start: Start) -> None:
     process = start("first", "endless.yaml")
     run = run_of(place / "first")
@@ -153,7 +188,7 @@ def test_whatever_a_store_does_training_goes_on_and_says_so(place: Path, tap: Ta
     for how, words in (
         ("refused", "Access Denied"),
         ("expired", "token has expired"),
-        ("full", "minimum free drive"),
+        ("full", "the disk or quota there is full"),
         ("slow", "is slow: step"),
     ):
         heard, then, reached = len(log_of(run)), max(losses(run)), mirrored(run)
@@ -165,6 +200,73 @@ def test_whatever_a_store_does_training_goes_on_and_says_so(place: Path, tap: Ta
         until(lambda: "again; " in log_of(run)[heard:], f"the mirror does not recover from a store that was {how}")  # noqa: B023
         until(lambda: mirrored(run) > reached, "nothing more is mirrored")  # noqa: B023
     assert "the mirror lags behind" in log_of(run)
+
+
+@pytest.mark.timeout(900)
+def test_a_notice_that_is_too_short_for_the_measured_line_is_told_while_it_trains(
+    place: Path, tap: Tap, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    assert too_late(60.0, "aws") is None
+    assert too_late(60.0, "") is None
+    monkeypatch.setenv(NOTICE_VARIABLE, "runpod")
+    # One checkpoint a pass: several on their way at once are each as fast as all of them.
+    sets = [item for each in ("keep_last=1", "every=50 steps") for item in ("--set", f"checkpoints.{each}")]
+    process = start("first", "endless.yaml", *sets)
+    run = run_of(place / "first")
+    until(lambda: mirrored(run) >= 50, "nothing is mirrored")
+    tap.pause = 0.6
+    tap.turn("slow")
+    until(lambda: "runpod gives 5 s notice, and a checkpoint needs about" in log_of(run), "nobody warns")
+    then = mirrored(run)
+    tap.turn("open")
+    until(lambda: mirrored(run) > then, "nothing more is mirrored")
+    assert log_of(run).count("s notice, and") == 1, "it is told once"
+    assert process.poll() is None
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of its own of 48 MiB, for a machine called `small`."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=48m", "none", folder], capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip("a file system can be mounted by root only")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+@pytest.mark.timeout(900)
+def test_a_full_disk_under_the_run_costs_checkpoints_and_neither_steps_nor_metrics(
+    small_disk: Path, place: Path, start: Start
+) -> None:  # fmt: skip
+    process = start("small", "endless.yaml")
+    run = run_of(small_disk)
+    until(lambda: mirrored(run) >= 20, "nothing is mirrored")
+    filler = small_disk / "filler"
+    with open(filler, "wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(1 << 12))
+    said = place / "small.out"
+    until(lambda: "the checkpoint needs" in said.read_text(), "nobody says that the disk is full")
+    assert f"the disk of {run / 'checkpoints'} has 0.0" in said.read_text()
+    assert "free space, or keep fewer" in said.read_text()
+    full, worked = time.time(), cpu_seconds(process)
+    until(lambda: cpu_seconds(process) > worked + 5.0, "training stands still")
+    freed, then = time.time(), max(losses(run))
+    filler.unlink()
+    until(lambda: max(losses(run)) > then + 20, "metrics are not written again")
+    process.send_signal(signal.SIGTERM)
+    _, problems = process.communicate(timeout=300)
+    assert process.returncode == 3, problems
+    with MetricsReader(run / "metrics.sqlite") as reader:
+        points = reader.series("loss")
+    # Steps that were taken while nothing could be written are there with the others.
+    assert [point.step for point in points] == list(range(1, len(points) + 1))
+    assert sum(full < point.time < freed for point in points) > 20
+    newest = CheckpointStore(run / "checkpoints").newest_good(with_optimizer=True)
+    assert newest is not None
+    assert mirrored(run) == newest.step == max(losses(run))
 
 
 def test_a_bucket_that_is_not_there_is_refused_before_training(place: Path, tap: Tap, start: Start) -> None:

@@ -243,3 +243,17 @@ def test_tensorboard_begins_a_new_file_where_the_run_was_copied_to_another_disk(
     board.write([("points", 2, {"loss": 1.0}, 3.0)])
     board.close()
     assert curve(elsewhere / "tensorboard") == [0, 1, 2]
+
+
+def test_series_that_began_while_the_disk_was_full_are_there_once_there_is_room(tmp_path: Path) -> None:
+    with Metrics(tmp_path / "metrics.sqlite") as metrics:
+        pages = metrics._connection.execute("PRAGMA page_count").fetchone()[0]
+        metrics._connection.execute(f"PRAGMA max_page_count={pages + 2}")  # SQLite's own "database or disk is full"
+        values = {f"{'a long name' * 20} {number}": float(number) for number in range(200)}
+        metrics.log(1, values)
+        with pytest.raises(UserError, match="full"):
+            metrics.flush()
+        metrics._connection.execute("PRAGMA max_page_count=100000")
+        metrics.log(2, values)
+        assert {name: point.value for name, point in metrics.latest().items()} == values
+        assert all(len(metrics.series(name)) == 2 for name in values)

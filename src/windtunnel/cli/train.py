@@ -141,15 +141,15 @@ def _is_run(name: str, root: Path, *, resume: bool) -> bool:
 
 
 def _place_of(run: str | None, root: Path) -> Path | None:
-    """Return the folder of the run to go on with; one that is in a mirror is brought here first."""
+    """Return the folder of the run to go on with; one that is in a mirror is brought here first, with those that it follows."""
     if run is None:
         return None
     if "://" not in run:
         return find_run(Path(run), root)
 
-    from windtunnel.mirror import bring_run
+    from windtunnel.launch import bring_job
 
-    return bring_run(run, root, lambda text: typer.echo(text, err=True), to_train=True)
+    return bring_job(run, root, lambda text: typer.echo(text, err=True))
 
 
 def _unless_trained(recipe: Recipe, stage: str, root: Path, *, as_json: bool) -> None:

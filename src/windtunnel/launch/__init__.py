@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .megatron import MegatronJob, render_job
     from .prepare import data_lines, look_before_training, prepare_run
     from .processes import Process, stop_with_parent
-    from .restart import stand_again
+    from .restart import bring_job, stand_again
     from .stages import StageReport, run_stages
     from .stopping import Stopped, stop_run
     from .supervisor import supervise
@@ -32,6 +32,7 @@ __all__ = [
     "StageReport",
     "Stopped",
     "Trial",
+    "bring_job",
     "calibrate",
     "data_lines",
     "find_beside",

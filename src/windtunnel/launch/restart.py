@@ -30,18 +30,44 @@ def stand_again(recipe: Recipe, root: Path, say: Callable[[str], None]) -> bool:
     url = recipe.checkpoints.mirror
     found = None if url is None else newest_mirrored(url, recipe.name, say)
     if found is not None:
-        run = bring_run(found, root, say, to_train=True, aside=True)
-        _name_files_here(run, recipe)
-        while (before := RunFolder.open(run).manifest.get("before")) and url is not None:
-            run = root / str(before["run"])
-            if not run.exists():
-                run = bring_run(f"{url.rstrip('/')}/{run.name}", root, say, to_train=False)
-                _name_files_here(run, recipe)
+        bring_job(found, root, say, recipe)
         return True
     if not any(run.recipe == recipe.name for run in list_runs(root)):
         return False
     newest_run(root, recipe.name)  # refuses a damaged one
     return True
+
+
+def bring_job(url: str, root: Path, say: Callable[[str], None], recipe: Recipe | None = None) -> Path:
+    """Bring a run from its mirror to go on with it here, and the runs of the stages before it; returns the run's folder.
+
+    Args:
+        url: of the run's mirror.
+        root: the folder of runs.
+        say: told what is brought.
+        recipe: as this machine has it, whose places of files the runs take over; a state of the run that was left behind here is
+            moved out of the way then. None: they stay as they are, and a run before it that is not in the mirror is only told.
+
+    Raises:
+        UserError: another machine trains the run; the store or the run cannot be read.
+    """
+    brought = run = bring_run(url, root, say, to_train=True, aside=recipe is not None)
+    if recipe is not None:
+        _name_files_here(run, recipe)
+    while before := RunFolder.open(run).manifest.get("before"):
+        run = root / str(before["run"])
+        if run.exists():
+            continue
+        try:
+            bring_run(f"{url.rstrip('/').rpartition('/')[0]}/{run.name}", root, say, to_train=False)
+        except UserError as error:
+            if recipe is not None:
+                raise
+            say(f"warn: {error.message}: it goes on without the run of the stage before")
+            break
+        if recipe is not None:
+            _name_files_here(run, recipe)
+    return brought
 
 
 def _name_files_here(run: Path, recipe: Recipe) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from windtunnel.check import Check, Context, Evidence, Findings, Say
 from windtunnel.recipe import UserError
-from windtunnel.run import NOTICE_SECONDS, NOTICE_VARIABLE
+from windtunnel.run import NOTICE_VARIABLE, too_late
 
 from .store import Place, Store
 
@@ -82,13 +82,8 @@ def _room(found: Findings, place: Place, gib: float) -> None:
 
 def _notice(found: Findings, seconds: float) -> None:
     """Warn where a machine that may be taken away gives less time than its last checkpoint needs."""
-    provider = os.environ.get(NOTICE_VARIABLE, "").partition("@")[0]
-    given = NOTICE_SECONDS.get(provider)
-    if given is not None and seconds > given:
-        found.warn(
-            f"{provider} gives {given:.0f} s notice, and a checkpoint needs about {seconds:,.0f} s to reach the mirror: the steps"
-            " after the last one that is there are trained again; lower checkpoints.every, or name a store nearer by"
-        )
+    if (told := too_late(seconds, os.environ.get(NOTICE_VARIABLE, ""))) is not None:
+        found.warn(told)
 
 
 def _has_mirror(context: Context) -> bool:

@@ -20,10 +20,11 @@ from typing import Any
 from windtunnel.checkpoint import CheckpointStore
 from windtunnel.files import write_json
 from windtunnel.recipe import UserError
+from windtunnel.run import NOTICE_VARIABLE, too_late
 
 from .lease import Keeper, Lease, LeaseTaken
 from .store import Place, Store, StoreError
-from .sync import STATE, Mirror, require_same_history
+from .sync import STATE, Mirror, Report, require_same_history
 
 PERIOD = 30.0
 """Between passes; a new checkpoint begins one at once."""
@@ -65,7 +66,7 @@ class _Worker:
         write_json(run / STATE, self._state)
         self._mirror = Mirror(run, store, self._lease, self._keeper)
         self._failed: str | None = None
-        self._slow = False
+        self._slow = self._warned = False
         self._told_at = 0.0
         self._between = LOOK
         self._step = 0
@@ -105,6 +106,7 @@ class _Worker:
             _say(f"mirror: {self._store.place} keeps up again; step {report.step:,} is there")
             self._slow = False
         self._failed, self._between = None, LOOK
+        self._look_at_notice(report, time.monotonic() - began)
         if report.step != self._step:
             _tell(log=f"mirror: step {report.step:,} is in {self._store.place} ({report.sent / 2**20:,.1f} MiB sent)")
         for name in report.lacking:
@@ -112,6 +114,15 @@ class _Worker:
         self._step = report.step
         self._keep(step=report.step, time=time.time(), error=None)
         return True
+
+    def _look_at_notice(self, report: Report, seconds: float) -> None:
+        """Warn once where a notice of this machine's end is too short for a checkpoint, as fast as this pass went."""
+        if self._warned or not 0 < report.size <= report.sent:  # a pass without one measures no bandwidth
+            return
+        told = too_late(report.size * seconds / report.sent, os.environ.get(NOTICE_VARIABLE, ""))
+        if told is not None:
+            _say(f"warn: {told}")
+            self._warned = True
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:

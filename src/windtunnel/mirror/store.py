@@ -26,6 +26,8 @@ from . import sftp
 CONNECT_SECONDS, READ_SECONDS = 10, 60
 TRIES = 2
 """Of one call, by the provider's own client; whoever calls tries again later."""
+# Gateways say it in their own words: HTTP 507, MinIO's XMinioStorageFull, Ceph's QuotaExceeded.
+_FULL_WORDS = re.compile(r"\b507\b|StorageFull|QuotaExceeded|InsufficientStorage")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # What others call a bucket, Azure calls a container. Their names and what is in them may say so too, in other words.
 _NO_BUCKET = re.compile(r"(?:specified |such ?)(?:bucket|container)", re.I)
@@ -273,7 +275,7 @@ class Store:
         """Return a failure in a user's words."""
         place, text = str(self.place), f"{type(error).__name__} {error} {error.__cause__ or ''}"
         number = getattr(error, "errno", None)
-        if number in _FULL or "507" in text:
+        if number in _FULL or _FULL_WORDS.search(text):
             return StoreError(f"{place}: cannot {what}: the disk or quota there is full", "free space there")
         if "Skewed" in text or "skew" in text:
             return StoreError(f"{place}: cannot {what}: this machine's clock is wrong", "set it: timedatectl set-ntp true")

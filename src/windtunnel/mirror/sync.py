@@ -46,11 +46,12 @@ class Report:
     """What one pass did.
 
     Attributes:
-        step: of the newest checkpoint that the mirror can be gone on from. sent: bytes. lacking: checkpoints that are damaged
-            here, and so are not mirrored.
+        step: of the newest checkpoint that the mirror can be gone on from. size: its bytes.
+        sent: bytes. lacking: checkpoints that are damaged here, and so are not mirrored.
     """
 
     step: int
+    size: int
     sent: int
     lacking: tuple[str, ...] = ()
 
@@ -95,7 +96,7 @@ class Mirror:
         state = self._bring_state()
         self._write_snapshot(state)
         self._remove_old()
-        return Report(self._newest_step(), self._sent, tuple(sorted(self._damaged)))
+        return Report(*self._newest(), self._sent, tuple(sorted(self._damaged)))
 
     def copy_for_people(self) -> None:
         """Put the report and the recipe there under their own names too. Raises StoreError."""
@@ -201,12 +202,14 @@ class Mirror:
 
     # Snapshots
 
-    def _newest_step(self) -> int:
-        return max((step for step, whole in self._steps.values() if whole), default=0)
+    def _newest(self) -> tuple[int, int]:
+        """Return the step and bytes of the newest checkpoint that can be gone on from; zeros: there is none."""
+        step, name = max(((step, name) for name, (step, whole) in self._steps.items() if whole), default=(0, ""))
+        return step, sum(kept.size for kept in self._whole.get(name, {}).values())
 
     def _write_snapshot(self, state: dict[str, Kept]) -> None:
         files = {path: kept for whole in self._whole.values() for path, kept in whole.items()} | state
-        made = Snapshot(self._run.name, self._lease.token, self._newest_step(), files)
+        made = Snapshot(self._run.name, self._lease.token, self._newest()[0], files)
         if self._snapshots and (self._snapshots[-1][1].files, self._snapshots[-1][1].session) == (files, made.session):
             return
         self._keeper.require()
@@ -289,5 +292,5 @@ def require_same_history(run: Path, store: Store, recorded: Mapping[str, Any]) -
     if found[1].session not in recorded.get("sessions", ()):
         raise UserError(
             f"{store.place} holds a newer state of {run.name}, which another machine brought there: step {found[1].step:,}",
-            f"go on from there: windtunnel train --resume --run {store.place} (after moving {run} out of the way)",
+            f"go on from there: windtunnel train --resume {store.place} (after moving {run} out of the way)",
         )

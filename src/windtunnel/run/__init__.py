@@ -12,7 +12,7 @@ from .ledger import Entry, Kind, parse_limit, read_ledger, read_limits, standing
 from .listing import RunSummary, list_runs, newest_run
 from .metrics import Event, Metrics, MetricsReader, Point
 from .names import METRICS, apart, described, judges_of, of_step, step_values
-from .notices import NOTICE_SECONDS, NOTICE_VARIABLE
+from .notices import NOTICE_SECONDS, NOTICE_VARIABLE, too_late
 from .notify import Messenger, notifying, tell_gates
 from .output import (
     LOG,
@@ -124,5 +124,6 @@ __all__ = [
     "stretches",
     "sums",
     "tell_gates",
+    "too_late",
     "tracking",
 ]

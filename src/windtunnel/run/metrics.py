@@ -292,6 +292,7 @@ class Metrics:
         self.problem, self._waiting = None, []
 
     def _rollback(self) -> None:
+        self._ids.clear()  # series that were made in it are gone with it
         if self._connection.in_transaction:
             self._connection.rollback()
 

@@ -58,6 +58,23 @@ def spot_look(notice: str) -> Look | None:
     raise UserError(f"{NOTICE_VARIABLE} is {notice!r}", "expected file:/path, an http URL, aws, gcp, azure or runpod")
 
 
+def too_late(seconds: float, notice: str) -> str | None:
+    """Return what to tell where a notice is shorter than a checkpoint needs to reach the mirror; None: it is not, or is none.
+
+    Args:
+        seconds: that a checkpoint takes to get there, by its size and the measured bandwidth.
+        notice: as $WINDTUNNEL_SPOT_NOTICE has it.
+    """
+    provider = notice.partition("@")[0]
+    given = NOTICE_SECONDS.get(provider)
+    if given is None or seconds <= given:
+        return None
+    return (
+        f"{provider} gives {given:.0f} s notice, and a checkpoint needs about {seconds:,.0f} s to reach the mirror: the steps"
+        " after the last one that is there are trained again; lower checkpoints.every, or name a store nearer by"
+    )
+
+
 def _look_aws(address: str) -> str | None:
     # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html with an IMDSv2 token
     token = _get(f"{address}/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"}, method="PUT")
