@@ -11,6 +11,7 @@ import torch
 from random_gpts import random_gpt
 
 from windtunnel.checkpoint import CheckpointStore, Facts, export_run, save_now
+from windtunnel.cli import main
 from windtunnel.data import Characters, PreparedData, Problem, held_out_problems, load_tokenizer, prepare
 from windtunnel.evaluate import LossByStep, evaluate_run, exact_match, samples, wilson
 from windtunnel.evaluate.loss import StepLoss
@@ -92,8 +93,17 @@ def test_another_checkpoint_can_be_chosen(made: tuple[Path, Recipe, PreparedData
         evaluate_run(path / "nowhere", prepared=data)
 
 
-def test_a_damaged_best_checkpoint_is_passed_over(made: tuple[Path, Recipe, PreparedData]) -> None:
+def exit_code(*words: str) -> int | str | None:
+    """The exit code of a command."""
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    return ended.value.code
+
+
+def test_a_damaged_best_checkpoint_is_passed_over(made: tuple[Path, Recipe, PreparedData], tmp_path: Path) -> None:
     path, _, data = made
+    export = ("export", str(path), "--to")
+    assert exit_code(*export, str(tmp_path / "best")) == 0
     best = CheckpointStore(path / "checkpoints").at(2).path / "model/__0_0.distcp"
     content = best.read_bytes()
     try:
@@ -102,6 +112,11 @@ def test_a_damaged_best_checkpoint_is_passed_over(made: tuple[Path, Recipe, Prep
         assert report.step == 1
         assert len(report.warnings) == 1
         assert "step-00000002/model/__0_0.distcp: checksum differs" in report.to_json()["warnings"][0]
+        assert report.to_json()["substitute"] is True
+        # What was done is not what was asked for, and scripts must see it.
+        assert exit_code(*export, str(tmp_path / "next")) == 1
+        assert (tmp_path / "next").is_dir()
+        assert exit_code("evaluate", str(path), "--json") == 1
     finally:
         best.write_bytes(content)
 

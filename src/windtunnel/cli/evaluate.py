@@ -151,6 +151,13 @@ def _expected(folder: Path) -> tuple[Expected, ...]:
 
 
 def _show(report: EvaluationReport, folder: Path, *, json: bool, expected: Sequence[Expected] = ()) -> None:
+    """Print a report; end with exit code 1 where it is of another checkpoint than was asked for, since that one is damaged."""
+    _print(report, folder, json=json, expected=expected)
+    if report.substitute:
+        raise typer.Exit(1)
+
+
+def _print(report: EvaluationReport, folder: Path, *, json: bool, expected: Sequence[Expected]) -> None:
     from windtunnel.evaluate import STEP_COLUMNS
 
     values = report.to_json() | ({"expected": [item.to_json() for item in expected]} if expected else {})
@@ -167,7 +174,7 @@ def _show(report: EvaluationReport, folder: Path, *, json: bool, expected: Seque
             typer.echo("\n".join(f"  {k}: {v!r}" for k, v in sample.items()) + "\n")
         return
     shown = values | {"exact_match": report.exact_match}
-    left_out = ("format", "samples", "puzzles", "by_step", "warnings", "expected")
+    left_out = ("format", "samples", "puzzles", "by_step", "warnings", "substitute", "expected")
     rows = [[k.replace("_", " "), _text(v)] for k, v in shown.items() if k not in left_out and v is not None]
     if report.puzzles is not None:
         rows += [list(row) for row in report.puzzles.rows()]

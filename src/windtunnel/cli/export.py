@@ -34,7 +34,8 @@ def export(
 ) -> None:
     """Write weights only: safetensors, the model's shape, its tokenizer and checksums, enough to use it anywhere.
 
-    Of a fine-tuned Hugging Face model that is a folder which transformers and vLLM load.
+    Of a fine-tuned Hugging Face model that is a folder which transformers and vLLM load. Exits 1 when the best checkpoint is
+    damaged, and the next best was written.
     """
     folder = find_run(run, root)
 
@@ -52,3 +53,5 @@ def export(
     else:
         what = made.files[0] if len(made.files) == 1 else f"{len(made.files)} files of weights"
         typer.echo(f"wrote {made.folder}: {what} ({made.bytes / 1e6:,.1f} MB, {made.dtype}, step {made.step:,})")
+    if made.warnings:
+        raise typer.Exit(1)

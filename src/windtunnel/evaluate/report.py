@@ -62,6 +62,7 @@ class EvaluationReport:
     `supervision`: with how many supervision steps a recursive model was measured, and trained where that differs;
     `by_step`: its loss after each of them, None of other models.
     `warnings`: what to know, such as that a better checkpoint is damaged.
+    `substitute`: the checkpoint that was asked for is damaged, and another one was measured.
     `unwritten`: why its file could not be written, if it could not.
     `tuned`: of a Hugging Face model, the answers to held-out questions and the comparison with the untuned model.
     `backtest`: what its predicted actions would have earned, where the recipe asks for that.
@@ -83,6 +84,7 @@ class EvaluationReport:
     warnings: tuple[str, ...] = ()
     tuned: TunedEvaluation | None = None
     backtest: BacktestReport | None = None
+    substitute: bool = False
 
     @property
     def answers(self) -> ExactMatch | Answered | None:
@@ -111,6 +113,7 @@ class EvaluationReport:
             **tuned,
             **({} if self.backtest is None else {"backtest": self.backtest.to_json()}),
             "warnings": list(self.warnings),
+            "substitute": self.substitute,
             "device": self.device,
             "seconds": round(self.seconds, 3),
             "created": self.created,
@@ -281,6 +284,7 @@ def evaluate_run(
         supervision=used,
         by_step=_by_step(model, validation),
         warnings=loaded.warnings,
+        substitute=bool(loaded.warnings),
     )
     result = replace(result, unwritten=_write(run / _file_name(checkpoint, supervision), result))
     report(1.0, "done")
@@ -348,6 +352,7 @@ def _evaluate_tuned(
         warnings=(*found.warnings, *untraded),
         tuned=found,
         backtest=traded,
+        substitute=subject.substitute,
     )
 
 

@@ -29,6 +29,7 @@ class Subject:
         open: opens the model. untuned: likewise the model before tuning, and in words where it is from; None: not to be had.
         step: of a run's checkpoint; None: the weights of a folder.
         weights: what tells the weights of both models from others, for predictions that are gone on with.
+        substitute: the checkpoint that was asked for is damaged, and this is another one.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Subject:
     step: int | None = None
     warnings: tuple[str, ...] = ()
     weights: tuple[str, str] = ("", "")
+    substitute: bool = False
 
 
 def run_subject(run: Path, checkpoint: Which, device: str | None, prepared: PreparedData | None, *, untuned: bool) -> Subject:
@@ -54,7 +56,8 @@ def run_subject(run: Path, checkpoint: Which, device: str | None, prepared: Prep
         warnings += (f"no comparison with the untuned model: {why}",)
     weights = f"{hub.checkpoint.step} {hub.checkpoint.created}", "" if before is None else before[1]
     return Subject(
-        run.resolve().name, recipe, data, lambda: run_decoder(hub, where), before, where, hub.checkpoint.step, warnings, weights
+        run.resolve().name, recipe, data, lambda: run_decoder(hub, where), before, where, hub.checkpoint.step, warnings, weights,
+        bool(hub.warnings),
     )  # fmt: skip
 
 
