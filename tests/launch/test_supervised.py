@@ -217,3 +217,19 @@ def test_a_refusal_is_told_once_by_a_detached_command_too(start: Start) -> None:
     assert process.returncode == 2
     assert errors.count("error: ") == 1
     assert "Traceback" not in errors
+
+
+def test_who_is_told_again_after_it_has_saved_was_stopped_all_the_same(place: Path, start: Start) -> None:
+    """As under Slurm: a warning signal first, SIGTERM while the process is on its way out."""
+    process = start("twice", "tiny.yaml", "--set", "budget.steps=1000000")
+    run = run_in(place / "twice")
+    process.send_signal(signal.SIGUSR1)
+    limit = time.monotonic() + 120
+    while RunFolder.open(run).manifest["status"] == "running" and time.monotonic() < limit:
+        time.sleep(0.01)
+    while process.poll() is None and time.monotonic() < limit:
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.02)
+    assert process.returncode == 3, process.communicate()
+    assert RunFolder.open(run).manifest["status"] == "stopped"
+    assert saved(run) == max(losses(run))

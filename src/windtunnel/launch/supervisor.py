@@ -21,12 +21,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from windtunnel.recipe import UserError
 from windtunnel.run import (
     STOPPING,
     SUPERVISOR,
     BackgroundWriter,
     Channel,
     LineDecoder,
+    RunFolder,
     RunLog,
     log_only,
     record_end,
@@ -39,6 +41,8 @@ DRAIN_SECONDS = 2.0
 """For what a job's own children still print after its end."""
 _INTERRUPTED = b"\nsaving a checkpoint, then ending; Ctrl-C once more ends at once, without saving\n"
 _OUT, _ERR = 1, 2
+STOPPED = 3
+"""Exit code of a job that was told to stop, and saved."""
 
 
 def supervise(*, detach: bool = False, as_json: bool = False) -> None:
@@ -166,6 +170,8 @@ class _Supervisor:
             self._log.close()
         for stream in (self._out, self._err):
             stream.close()
+        for number in STOPPING:  # Python gives up its own handlers before it has ended, and the code would be the signal's
+            signal.signal(number, signal.SIG_IGN)
         return code
 
     def _pump(self) -> int:
@@ -297,6 +303,8 @@ class _Supervisor:
         recorded = self._run is not None and record_end(self._run, cause, lines=self._log.tail if self._log else self._early)
         if recorded and self._run is not None:
             self._page(self._run)
+        if code < 0 and not recorded and self._run is not None and _was_stopped(self._run):
+            return STOPPED  # it had saved and said so, and was on its way out when it was told again
         if code < 0:
             self._tell(cause)
         return code if code >= 0 else 1
@@ -316,11 +324,17 @@ class _Supervisor:
         self._err.write(text + "\n")
 
     def _page(self, run: Path) -> None:
-        from windtunnel.recipe import UserError
         from windtunnel.watch import write_run_page
 
         with contextlib.suppress(UserError):
             write_run_page(run)
+
+
+def _was_stopped(run: Path) -> bool:
+    """Return whether a run has recorded that it was told to stop, after it saved."""
+    with contextlib.suppress(UserError):
+        return RunFolder.open(run).manifest.get("status") == "stopped"
+    return False
 
 
 def _same_file(one: int, other: int) -> bool:
