@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from browser import CHROMIUM, Browser
-from pages import TOKEN, pages_of
 from runs import new_run
+from watch_pages import TOKEN, pages_of
 
 from windtunnel.rl import train_policy
 

@@ -19,8 +19,8 @@ import pytest
 from browser import CHROMIUM, Browser
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pages import TOKEN, pages_of
 from waiting import HANG, until
+from watch_pages import TOKEN, pages_of
 
 from windtunnel.recipe import UserError, load_recipe, stage_recipe
 from windtunnel.run import Metrics, MetricsReader, RunFolder, sampled, silence, stretches
