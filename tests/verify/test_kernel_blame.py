@@ -260,5 +260,5 @@ def test_a_context_that_is_lost_is_laid_to_the_kernels_that_ran_in_it_whoever_fi
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     said = (tmp_path / "reply").read_bytes()
     assert done.returncode == 1
-    assert (b"fault: strays_kernel" in said) == ran
-    assert ("illegal instruction" in done.stderr) == (not ran)
+    # Either way the process is gone, and its dead context with it; of which nothing is known while no kernel has run.
+    assert said.rstrip(b"\0") == (b"fault: strays_kernel" if ran else b"context")

@@ -81,7 +81,7 @@ def _carried_out(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[di
         reply["others"] = _others(device)
     except Exception:
         # What a kernel overwrote may be found only by what runs behind it: of the judge's own work nothing ends a context.
-        bench.end_if_lost()
+        bench.end_if_lost(blamed=False)
         raise
     reply |= {"runs": bench.runs, "times": bench.times, "seconds": bench.seconds, "turn": turns.waited}
     return reply, bench.early
@@ -186,15 +186,20 @@ class _Bench:
         except (Wrong, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            self.end_if_lost()
+            self.end_if_lost(blamed=True)
             raise Wrong("raised", f"a launch raised {said(error)} ({label}).") from None
 
-    def end_if_lost(self) -> None:
-        """End this process where the context is gone after a kernel ran: the worker makes another one, with another context."""
-        last = self.replay.last if self.replay is not None else ""
-        if (last or self.before) and _lost(self.device):
-            note(f"{FAULT}: {last or self.before}")
-            os._exit(1)
+    def end_if_lost(self, *, blamed: bool) -> None:
+        """End this process where the context is gone: the worker makes another one, with another context.
+
+        Args:
+            blamed: a step of the plan raised; else it is the plan's doing only where a kernel of it ran before.
+        """
+        if not _lost(self.device):
+            return
+        last = (self.replay.last if self.replay is not None else "") or self.before
+        note(f"{FAULT}: {last}" if blamed or last else "context")
+        os._exit(1)
 
     def _sent(self, kind: str, outputs: Sequence[torch.Tensor], number: int) -> dict[str, Any]:
         """Send outputs to the parent at once, of large ones a part that is drawn only now; returns what describes them."""
