@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.remote.gpus import require_gpus
+from windtunnel.remote.probes import require_gpus
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from windtunnel.remote.bring import install_script
-from windtunnel.remote.pythons import find_python
+from windtunnel.remote.probes import find_python
 
 OLD = "import sys; sys.version_info = (3, 10, 4, 'final', 0)"
 NO_VENV = "import sys; sys.modules['venv'] = None"

@@ -20,7 +20,7 @@ from waiting import HANG, until
 from windtunnel.mirror import STATE
 from windtunnel.recipe import load_recipe
 from windtunnel.remote import Rented, write_job
-from windtunnel.remote.gpus import require_gpus
+from windtunnel.remote.probes import require_gpus
 from windtunnel.rig import parse_rig
 from windtunnel.run import MetricsReader, RunFolder, load_spent
 

@@ -15,12 +15,12 @@ from windtunnel.run import GateResult, RunFolder, tell_gates
 from .local import train_run, write_page
 from .look_ahead import Ahead, look_ahead
 from .stage_runs import StageRun, has_ended, held_run, judge, newest_of_job, none_of_job, position_of
+from .supervisor import STOPPED
 from .trainable import Options
 
 if TYPE_CHECKING:
     from windtunnel.train import View
 
-STOPPED = 3
 GATE_FAILED = 1
 
 

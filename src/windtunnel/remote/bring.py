@@ -19,7 +19,7 @@ import windtunnel
 from windtunnel.recipe import PLACES, Recipe, UserError, dump_recipe
 
 from .host import Host
-from .pythons import find_python
+from .probes import find_python
 
 EXTRAS = {"s3": "s3", "gs": "gcs", "az": "azure", "sftp": "sftp"}
 # The new environment sees what the interpreter has already, also where that is itself an environment: images come with torch.

@@ -19,8 +19,8 @@ from windtunnel.rig import PROVIDER
 
 from .afterwards import SETTINGS, Afterwards
 from .bring import Brought, bring_package, bring_recipe, current
-from .gpus import require_gpus
 from .host import Address, Host
+from .probes import require_gpus
 
 Say = Callable[[str], None]
 MARGIN_HOURS = 1.0

@@ -23,9 +23,8 @@ from windtunnel.rig import PROVIDER, Rig, instance_names
 from windtunnel.run import NOTICE_SECONDS, NOTICE_VARIABLE
 
 from .bring import EXTRAS, build_wheel, install_script, moved, named_files
-from .gpus import require_gpus
 from .host import HOME
-from .pythons import find_python
+from .probes import find_python, require_gpus
 
 VERSION = "0.14.1"
 TASK = "task.yaml"
