@@ -69,7 +69,8 @@ def evaluate(
 ) -> None:
     """Bits per byte, right answers with their interval, and samples; or FLOPs-matched baselines of a recursive run.
 
-    A fine-tuned model is held against the one that it was made of, on the same data and questions.
+    A fine-tuned model is held against the one that it was made of, on the same data and questions. Exits 1 when the best
+    checkpoint is damaged, and the next best was measured.
     """
     if worth or worth_steps is not None:
         now = "--flop-matched" + (f" --flop-matched-steps {worth_steps}" if worth_steps is not None else "")
