@@ -263,3 +263,8 @@ def test_convolutions_are_guessed_smaller_where_only_their_mean_is_returned() ->
     with kernel_box() as box:
         task = settled(task_from_source(source, name="conv"), box)
     assert task.sizes["tiny"]["size"] == 8
+
+
+def test_a_whole_number_and_the_same_one_as_a_fraction_are_written_apart() -> None:
+    texts = {with_numbers("n = 8\n", {"n": value}) for value in (2, 2.0, 2)}
+    assert {text.splitlines()[-1] for text in texts} == {"n = 2", "n = 2.0"}

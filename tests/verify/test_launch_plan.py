@@ -9,7 +9,7 @@ from test_kernel_funnel import KERNEL, REFERENCE
 from warm import compiler_box
 
 from windtunnel.verify.kernel.plan import Plan
-from windtunnel.verify.kernel.plan.check import Allowed, PlanRefused, apart, check_plan, read_plan, read_recording
+from windtunnel.verify.kernel.plan.check import Allowed, CheckedKernels, PlanRefused, apart, check_plan, read_plan, read_recording
 from windtunnel.verify.kernel.plan.schema import Tensor
 from windtunnel.verify.kernel.recording import record
 from windtunnel.verify.kernel.task import Task, task_from_source
@@ -54,6 +54,23 @@ def refusal(made: dict[str, Any], allowed: Allowed = ALLOWED) -> str:
     except PlanRefused as error:
         return error.reason
     return ""
+
+
+def test_what_was_read_of_one_plan_lets_no_other_kernel_pass() -> None:
+    checked = CheckedKernels()
+    check_plan(read_plan(json.dumps(plan())), ALLOWED, checked)
+    check_plan(read_plan(json.dumps(plan())), ALLOWED, checked)  # the same kernels once more
+    other_text, other_name, more = plan(), plan(), plan()
+    other_text["kernels"][0]["source"] = "def copy(x, y, n, B):\n    import os\n"
+    other_name["kernels"][0]["names"]["tl"] = {"language": "os"}
+    more["kernels"].append({"name": "second", "source": "def second(x):\n    exec(x)\n"})
+    for made in (other_text, other_name, more):
+        with pytest.raises(PlanRefused):
+            check_plan(read_plan(json.dumps(made)), ALLOWED, checked)
+    broken = plan()
+    broken["steps"][0]["arguments"]["z"] = 1
+    with pytest.raises(PlanRefused, match="argument"):  # what belongs to the plan itself is asked of each
+        check_plan(read_plan(json.dumps(broken)), ALLOWED, checked)
 
 
 CONVERSION = {"operation": "aten.copy_.default", "arguments": [{"tensor": view(1)}, {"tensor": view(0, dtype="int32")}]}

@@ -20,7 +20,7 @@ from windtunnel.verify.kernel.hidden import interpreted
 from windtunnel.verify.kernel.long import LongSizes, block_of, chosen
 from windtunnel.verify.kernel.plan import Plan, Recording
 from windtunnel.verify.kernel.plan.bombs import too_much
-from windtunnel.verify.kernel.plan.check import PlanRefused, check_plan, read_recording
+from windtunnel.verify.kernel.plan.check import CheckedKernels, PlanRefused, check_plan, read_recording
 from windtunnel.verify.kernel.plan.narrow import may_narrow
 from windtunnel.verify.kernel.prepared import Batch, NoTinySize, Preparation, Ready, ReferenceBroken
 from windtunnel.verify.kernel.record import HostForm, file_forms, form_of, forms_of, read_recorded, record_job
@@ -140,10 +140,10 @@ class KernelVerifier:
 
     def verify(self, answer: str) -> Verdict:
         """Judge one candidate. Raises UserError only where the task itself cannot be used."""
-        source = candidate_of(answer)
+        source, checked = candidate_of(answer), CheckedKernels()
 
         def recorded(forms: list[HostForm]) -> tuple[list[Plan], Finding | None]:
-            return read_recorded(self.runner.run(record_job(source, forms)), forms, self.task, limits_of)
+            return read_recorded(self.runner.run(record_job(source, forms)), forms, self.task, limits_of, checked)
 
         return self._verdict(recorded)
 
@@ -151,6 +151,7 @@ class KernelVerifier:
         """Judge plans that were recorded before, without the candidate."""
 
         def read(forms: list[HostForm]) -> tuple[list[Plan], Finding | None]:
+            checked = CheckedKernels()
             held = {(one.form.size, one.form.dtype, one.form.training): one.plan for one in recording.plans}
             plans: list[Plan] = []
             for form in forms:
@@ -158,7 +159,7 @@ class KernelVerifier:
                 if plan is None:
                     return plans, Finding("record", "no-plan", f"The recording holds no plan for {form.label()}. Record it anew.")
                 try:
-                    check_plan(plan, form.allowed(self.task, **limits_of(form)))
+                    check_plan(plan, form.allowed(self.task, **limits_of(form)), checked)
                 except PlanRefused as error:
                     return plans, Finding("record", error.reason, f"{error.message} ({form.label()})")
                 plans.append(plan)

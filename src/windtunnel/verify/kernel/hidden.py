@@ -6,6 +6,7 @@ import ast
 import secrets
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from windtunnel.verify.kernel.task import Task, may_follow_mode
@@ -121,8 +122,9 @@ def full_cases(task: Task, seen: Collection[str] = ()) -> list[Case]:
     return [replace(case, training=task.training) for case in cases]
 
 
+@lru_cache(maxsize=256)
 def may_have_products(source: str) -> bool:
-    """Return whether the text of a reference names a matrix product. One too many costs a run."""
+    """Return whether the text of a reference names a matrix product. One too many costs a run. Kept: every answer asks."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.MatMult):
             return True

@@ -9,7 +9,7 @@ from typing import Any
 from windtunnel.recipe import UserError
 from windtunnel.verify.kernel.arrays import row_major
 from windtunnel.verify.kernel.plan import Plan
-from windtunnel.verify.kernel.plan.check import Allowed, PlanRefused, check_plan, read_plan
+from windtunnel.verify.kernel.plan.check import Allowed, CheckedKernels, PlanRefused, check_plan, read_plan
 from windtunnel.verify.kernel.prepared import Batch, Ready, ReferenceBroken
 from windtunnel.verify.kernel.task import Task
 from windtunnel.verify.kernel.tiny import Finding, ended, unbegun, wrong_of
@@ -123,7 +123,11 @@ def record_job(source: str, forms: Sequence[HostForm], limits: Limits = LIMITS) 
 
 
 def read_recorded(
-    outcome: Outcome, forms: Sequence[HostForm], task: Task, limits: Callable[[HostForm], Mapping[str, int]] = lambda form: {}
+    outcome: Outcome,
+    forms: Sequence[HostForm],
+    task: Task,
+    limits: Callable[[HostForm], Mapping[str, int]] = lambda form: {},
+    checked: CheckedKernels | None = None,
 ) -> tuple[list[Plan], Finding | None]:
     """Return a checked plan for each form, in order; or those before the first one that is refused, with why.
 
@@ -134,8 +138,10 @@ def read_recorded(
         forms: that it was asked for.
         task: what the plans have to keep to.
         limits: most_bytes and most_programs of a form's plan.
+        checked: what was read of other plans of the candidate's; None: nothing was.
     """
     plans: list[Plan] = []
+    checked = checked or CheckedKernels()
     if not outcome.finished:
         return plans, unbegun(outcome, "record") or ended(outcome, "record")
     texts = outcome.message.get("plans")
@@ -145,7 +151,7 @@ def read_recorded(
     for text, form in zip(texts, forms, strict=False):
         try:
             plan = read_plan(text)
-            check_plan(plan, form.allowed(task, **limits(form)))
+            check_plan(plan, form.allowed(task, **limits(form)), checked)
         except PlanRefused as error:
             return plans, Finding("record", error.reason, f"{error.message} ({form.label()})")
         plans.append(plan)

@@ -11,6 +11,7 @@ import ast
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -224,8 +225,14 @@ def check_task(task: Task, where: str) -> None:
 
 def with_numbers(source: str, values: Mapping[str, Number]) -> str:
     """Return the source with new values at the module-level assignments of these names."""
-    if not values:
-        return source
+    # As texts: 1 and 1.0 are equal as keys, and not as what is written.
+    return _with_texts(source, tuple((name, repr(value)) for name, value in values.items())) if values else source
+
+
+@lru_cache(maxsize=1024)
+def _with_texts(source: str, given: tuple[tuple[str, str], ...]) -> str:
+    """Return what `with_numbers` does; kept, since every answer to a task asks for the same ones."""
+    values = dict(given)
     tree = ast.parse(source)
     body: list[ast.stmt] = []
     for node in tree.body:
@@ -238,13 +245,13 @@ def with_numbers(source: str, values: Mapping[str, Number]) -> str:
     return ast.unparse(ast.fix_missing_locations(tree))
 
 
-def _assignment(name: str, value: Number) -> str:
+def _assignment(name: str, value: str) -> str:
     """Return the statement that sets a number, or an entry of a tuple by making the tuple anew."""
     whole, bracket, place = name.partition("[")
     if not bracket:
-        return f"{name} = {value!r}"
+        return f"{name} = {value}"
     at = int(place.removesuffix("]"))
-    return f"{whole} = type({whole})([*{whole}[:{at}], {value!r}, *{whole}[{at + 1}:]])"
+    return f"{whole} = type({whole})([*{whole}[:{at}], {value}, *{whole}[{at + 1}:]])"
 
 
 def _declared(tree: ast.Module, where: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ computes is judged by its outputs.
 
 from __future__ import annotations
 
+import ast
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from itertools import pairwise
 
 from pydantic import ValidationError
 
-from windtunnel.verify.kernel.plan.grammar import NotInGrammar, check_kernels, function_of
+from windtunnel.verify.kernel.plan.grammar import NotInGrammar, check_kernels
 from windtunnel.verify.kernel.plan.operations import KNOWN, base_name, moves_only, sets_only, tensors_of
 from windtunnel.verify.kernel.plan.schema import (
     BYTES,
@@ -23,6 +24,7 @@ from windtunnel.verify.kernel.plan.schema import (
     DtypeValue,
     FloatValue,
     Given,
+    Kernel,
     KernelValue,
     Launch,
     ListValue,
@@ -96,22 +98,46 @@ def _first(error: ValidationError | RecursionError) -> str:
     return f"{place[:120]}: {one['msg'][:LONGEST_REASON]}."
 
 
-def check_plan(plan: Plan, allowed: Allowed) -> None:
-    """Check everything that can be known of a plan without running it. Raises PlanRefused at the first thing wrong."""
-    try:
-        check_kernels(plan.kernels, tf32=allowed.tf32)
-    except NotInGrammar as error:
-        raise PlanRefused(error.reason, f"{str(error)[:1].upper()}{str(error)[1:]}.") from None
-    except RecursionError:
-        raise PlanRefused("too-large", "A kernel nests too deeply to be read.") from None
-    _Checked(plan, allowed).whole()
+class CheckedKernels:
+    """Reads kernels' texts, equal ones once: a candidate has a plan for each size and dtype, mostly with the same kernels."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[bool, tuple[str, ...]], list[ast.arguments]] = {}
+
+    def parameters(self, kernels: tuple[Kernel, ...], *, tf32: bool) -> list[ast.arguments]:
+        """Return the parameters of each kernel of a plan. Raises PlanRefused where a text is not of the grammar."""
+        key = tf32, tuple(kernel.model_dump_json() for kernel in kernels)  # texts, in which True, 1 and 1.0 differ
+        if key in self._known:
+            return self._known[key]
+        try:
+            found = check_kernels(kernels, tf32=tf32)
+        except NotInGrammar as error:
+            raise PlanRefused(error.reason, f"{str(error)[:1].upper()}{str(error)[1:]}.") from None
+        except RecursionError:
+            raise PlanRefused("too-large", "A kernel nests too deeply to be read.") from None
+        self._known[key] = found
+        return found
+
+
+def check_plan(plan: Plan, allowed: Allowed, checked: CheckedKernels | None = None) -> None:
+    """Check everything that can be known of a plan without running it.
+
+    Args:
+        plan: the plan.
+        allowed: what it may ask for.
+        checked: what was read of the candidate's other plans; None: nothing was.
+
+    Raises:
+        PlanRefused: at the first thing wrong.
+    """
+    _Checked(plan, allowed, (checked or CheckedKernels()).parameters(plan.kernels, tf32=allowed.tf32)).whole()
 
 
 class _Checked:
-    def __init__(self, plan: Plan, allowed: Allowed) -> None:
+    def __init__(self, plan: Plan, allowed: Allowed, parameters: Sequence[ast.arguments]) -> None:
         self.plan, self.allowed = plan, allowed
-        self.parameters = [[a.arg for a in function_of(kernel).args.args] for kernel in plan.kernels]
-        self.defaults = [len(function_of(kernel).args.defaults) for kernel in plan.kernels]
+        self.parameters = [[argument.arg for argument in one.args] for one in parameters]
+        self.defaults = [len(one.defaults) for one in parameters]
 
     def whole(self) -> None:
         # Before anything is allocated: a plan of terabytes must cost its candidate the verdict, not the judge its memory.

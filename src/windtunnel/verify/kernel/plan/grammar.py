@@ -55,14 +55,16 @@ def function_of(kernel: Kernel) -> ast.FunctionDef:
     return body[0]
 
 
-def check_kernels(kernels: tuple[Kernel, ...], *, tf32: bool = True) -> None:
-    """Check every kernel of a plan. tf32: False demands products in full fp32.
+def check_kernels(kernels: tuple[Kernel, ...], *, tf32: bool = True) -> list[ast.arguments]:
+    """Check every kernel of a plan; return the parameters of each. tf32: False demands products in full fp32.
 
     Raises:
         NotInGrammar: at the first node that is not named.
     """
-    for kernel in kernels:
-        _Check(kernel, len(kernels), tf32).whole()
+    checks = [_Check(kernel, len(kernels), tf32) for kernel in kernels]
+    for check in checks:
+        check.whole()
+    return [check.function.args for check in checks]
 
 
 class _Check:
