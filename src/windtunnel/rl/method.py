@@ -24,6 +24,7 @@ from windtunnel.train import Ask, ByCopy, Engine, Feed, HeldOutAnswers, HFEngine
 from .drift import Drift
 from .engine_share import engines_of
 from .in_turn import InTurn
+from .judges_process import ProcessRewards
 from .kept_rounds import KeptRounds
 from .learner import Learner, PromptBatches
 from .placed_rewards import PlacedRewards, judges_log
@@ -138,12 +139,13 @@ class _Knowing:
 
 
 def _judges(stage: GRPO, ranks: Ranks, run: Path) -> Rewards:
-    """Return the judges: of this process, or of the cluster that it runs on."""
+    """Return the judges: of the cluster that this process runs on, or of this machine, those of kernels apart."""
     found = joined()
-    if found is None or not found.judges:
-        here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        return Rewards(stage, judges_log(run, ranks.rank), gpu=ranks.device.index or 0, processes=here)
-    return PlacedRewards(found, stage, ranks.rank)
+    if found is not None and found.judges:
+        return PlacedRewards(found, stage, ranks.rank)
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    kind = ProcessRewards if any(source.kind == "kernel" for source in stage.sources) else Rewards
+    return kind(stage, judges_log(run, ranks.rank), gpu=ranks.device.index or 0, processes=here)
 
 
 def _rounds(work: Work, inner: HFEngine, stage: GRPO, rewards: Rewards, loader: PromptLoader) -> Rounds:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from windtunnel.actors import ActorLost, Joined, NoAnswer, answer_of, release
-from windtunnel.data import Prompt
 from windtunnel.recipe import GRPO, UserError
 from windtunnel.run import LOGS, print_to
 
-from .cross_check import Checked
-from .rewards import Judging, Reward, Rewards
+from .rewards import Rewards, RewardsElsewhere
 
 AT_ONCE = 32
 """Answers that an actor is asked to judge at once; the others wait here."""
@@ -36,13 +34,9 @@ class JudgeHost:
         """Return what judges, in words; the judges have been tried by then."""
         return self._rewards.metric
 
-    def judge(self, prompt: Prompt, answer: str) -> Reward:
-        """Judge an answer to a prompt."""
-        return self._rewards.begin(self._rewards.verifiers(prompt), answer).result()
-
-    def check(self, prompt: Prompt, answer: str, other: Prompt | None) -> Checked:
-        """Judge an accepted answer once more."""
-        return self._rewards.check(prompt, answer, other)
+    def asked(self, method: str, *arguments: Any) -> Any:
+        """See `Rewards.asked`."""
+        return self._rewards.asked(method, *arguments)
 
     def close(self) -> None:
         """End the judges' processes."""
@@ -87,8 +81,8 @@ def start_judges(stage: GRPO, nodes: Sequence[tuple[str, str]], run: Path) -> di
     return found
 
 
-class PlacedRewards(Rewards):
-    """`Rewards` with the judges elsewhere; a judge that cannot be reached leaves an answer unknown, never worth 0.
+class PlacedRewards(RewardsElsewhere):
+    """`Rewards` whose judges are actors, which are asked in turn.
 
     Args:
         found: the cluster.
@@ -99,7 +93,7 @@ class PlacedRewards(Rewards):
     def __init__(self, found: Joined, stage: GRPO, rank: int) -> None:
         import ray
 
-        self.stage, self.sources = stage, stage.sources
+        super().__init__(stage)
         actors = [ray.get_actor(name) for name in found.judges]
         self._turns = itertools.cycle([*actors[rank % len(actors) :], *actors[: rank % len(actors)]])
         self._lock = threading.Lock()
@@ -109,45 +103,18 @@ class PlacedRewards(Rewards):
         """Let go of the judges, which are the job's."""
         self._waiters.shutdown(wait=False, cancel_futures=True)
 
-    def verifiers(self, prompt: Prompt) -> Any:
-        """Return the prompt: what judges it is made where it is judged."""
-        return prompt
+    def order(self, method: str, *arguments: Any) -> Future[Any]:
+        """See `RewardsElsewhere.order`."""
+        return self._waiters.submit(self._found, method, *arguments)
 
-    def begin(self, verifiers: Any, answer: str) -> Judging:
-        """Judge an answer in the background."""
-        return _Elsewhere(self._waiters.submit(self._judged, verifiers, answer))
-
-    def check(self, prompt: Prompt, answer: str, other: Prompt | None) -> Checked:
-        """Judge an accepted answer once more, on some node."""
-        found = self._asked(lambda actor: actor.check.remote(prompt, answer, other))
-        return Checked(None, found) if isinstance(found, str) else found
-
-    def _judged(self, prompt: Prompt, answer: str) -> Reward:
-        found = self._asked(lambda actor: actor.judge.remote(prompt, answer))
-        if isinstance(found, str):
-            return Reward(None, tuple(None for _ in self.sources), None, found, self.stage.retries)
-        return found
-
-    def _asked(self, begin: Callable[[Any], Any]) -> Any:
+    def _found(self, method: str, *arguments: Any) -> Any:
         """Return what an actor answers; a text: why none did."""
         why = ""
         for attempt in range(self.stage.retries + 1):
             with self._lock:
                 actor = next(self._turns)
             try:
-                return answer_of(begin(actor), "judging an answer", JUDGE_SECONDS)
+                return answer_of(actor.asked.remote(method, *arguments), "judging an answer", JUDGE_SECONDS)
             except (NoAnswer, ActorLost) as error:
                 why = f"after {attempt + 1} attempts: {error}"
         return why
-
-
-class _Elsewhere(Judging):
-    """An answer that is being judged on some node."""
-
-    def __init__(self, future: Any) -> None:
-        self._future = future
-
-    def result(self) -> Reward:
-        """Wait for it."""
-        found: Reward = self._future.result()
-        return found

@@ -237,14 +237,15 @@ class Rewards:
             answer: its text.
             asked: what was submitted already.
         """
-        verdict = self._awaited(asked or self.submit(verifier, answer))
+        verdict: Verdict = self.awaited(asked or self.submit(verifier, answer))
         for again in range(self.stage.retries):
             if not verdict.infrastructure:
                 return verdict, again
-            verdict = self._awaited(self.submit(verifier, answer))
+            verdict = self.awaited(self.submit(verifier, answer))
         return verdict, self.stage.retries
 
-    def _awaited(self, asked: Future[Verdict]) -> Verdict:
+    def awaited(self, asked: Future[Any]) -> Any:
+        """Wait for what judges are asked."""
         while not wait([asked], SIGN_SECONDS).done:
             self.waiting()  # a judge has limits of its own, which may be longer than a silence that is taken for a hang
         return asked.result()
@@ -279,6 +280,21 @@ class Rewards:
             answers.append(Answer(question, one.text, reward.accepted, one.cut, reward.message, reward.outcome))
             rewards += [] if reward.total is None else [reward.total]
         return Answered(self.metric, tuple(answers), too_long, sum(rewards) / len(rewards) if rewards else None)
+
+    def asked(self, method: str, *arguments: Any) -> Any:
+        """Do what is asked from elsewhere: 'judge' an answer to a prompt, or 'check' an accepted one once more.
+
+        Args:
+            method: which of them.
+            arguments: the prompt and the answer; of 'check' another prompt too, or None.
+
+        Returns:
+            A `Reward`, or a `Checked`.
+        """
+        if method == "check":
+            return self.check(*arguments)
+        prompt, answer = arguments
+        return self.begin(self.verifiers(prompt), answer).result()
 
     def _made(self, number: int, source: RewardSource, prompt: Prompt) -> Verifier:
         truth = prompt.answer if source.key is None else prompt.data.get(source.key)
@@ -318,6 +334,49 @@ class Rewards:
         if source.kind == "math":
             self._verifiers.make("math", {"answer": "1"})  # refuses where math-verify is not installed
         return self._verifiers.make("format", source.task) if source.kind == "format" else None
+
+
+class RewardsElsewhere(Rewards):
+    """`Rewards` whose judges are elsewhere; ones that cannot be reached leave an answer unknown, never worth 0."""
+
+    def __init__(self, stage: GRPO) -> None:
+        self.stage, self.sources = stage, stage.sources
+        self.waiting = lambda: None
+
+    def order(self, method: str, *arguments: Any) -> Future[Any]:
+        """Return what will be found there by `Rewards.asked`, or in a text why nothing was."""
+        raise NotImplementedError
+
+    def verifiers(self, prompt: Prompt) -> Any:
+        """Return the prompt: what judges it is made where it is judged."""
+        return prompt
+
+    def begin(self, verifiers: Any, answer: str) -> Judging:
+        """Judge an answer in the background."""
+        return _Elsewhere(self, self.order("judge", verifiers, answer))
+
+    def check(self, prompt: Prompt, answer: str, other: Prompt | None) -> Checked:
+        """Judge an accepted answer once more."""
+        from .cross_check import Checked
+
+        found = self.awaited(self.order("check", prompt, answer, other))
+        return Checked(None, found) if isinstance(found, str) else found
+
+
+class _Elsewhere(Judging):
+    """An answer that is being judged elsewhere."""
+
+    def __init__(self, rewards: RewardsElsewhere, found: Future[Any]) -> None:
+        self._rewards, self._future = rewards, found
+
+    def result(self) -> Reward:
+        """Wait for it."""
+        found = self._rewards.awaited(self._future)
+        if isinstance(found, str):
+            stage = self._rewards.stage
+            return Reward(None, tuple(None for _ in stage.sources), None, found, stage.retries)
+        assert isinstance(found, Reward)
+        return found
 
 
 def combine(stage: GRPO, verdicts: Sequence[Verdict | None], asked_again: int = 0) -> Reward:
