@@ -3,7 +3,7 @@
     python benchmarks/verify_compile.py --foreign foreign.jsonl.gz --out benchmarks/results/verify-compile-cpu.json
 
 FILE is what foreign_gather.py wrote. Host code is recorded at full and ragged sizes; of a tuner's configurations four are
-compiled for each. It says how long one kernel may be given: `windtunnel.verify.kernel.compiling.KERNEL_SECONDS`.
+compiled for each. It says how long one kernel may be given: `compile_seconds` of `windtunnel.verify.Task`.
 """
 
 from __future__ import annotations

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 
 import pytest
 
-from windtunnel.verify import Task, compiler_sandbox, kernel_sandbox
+from windtunnel.recipe import UserError
+from windtunnel.verify import KernelVerifier, Task, compiler_sandbox, kernel_sandbox
 from windtunnel.verify.sandbox import Outcome, Sandbox
 
 pytest.importorskip("triton")
@@ -74,8 +74,7 @@ def compiled(boxes: list[Sandbox], work: str, seconds: float, *, binary: bool) -
         boxes[0].run(record_job(KERNEL.format(work=work), forms)), forms, task, lambda form: {"most_bytes": 1 << 30}
     )
     assert found is None
-    job = compile_job(plans, forms, 90, binary=binary)
-    return boxes[1].run(replace(job, message={**job.message, "kernel_seconds": seconds}))
+    return boxes[1].run(compile_job(plans, forms, 90, seconds=seconds, binary=binary))
 
 
 @pytest.mark.parametrize(("work", "binary"), [(UNROLLED, False), (UNROLLED, True), (SPILLED, True)])
@@ -87,3 +86,13 @@ def test_a_kernel_has_a_time_of_its_own_to_be_compiled_in(boxes: list[Sandbox], 
     assert "relu_kernel" in found.message
     # The limit went with the kernel: the next one has its own.
     assert judge_compile(compiled(boxes, "v = v * 1.0", 60.0, binary=True)) is None
+
+
+def test_a_task_says_how_long_its_kernels_may_take(boxes: list[Sandbox]) -> None:
+    told = "N = 128\nTASK = {'compile_seconds': 1.0, 'sizes': {'tiny': {'N': 8}}}\n\n\nclass Model"
+    source = TASK.replace("class Model", told).replace("128, 128", "N, N")
+    task = task_from_source(source, name="relu")
+    verdict = KernelVerifier(task, boxes[0], compiler=boxes[1]).verify(KERNEL.format(work=UNROLLED))
+    assert (verdict.stage, verdict.reason) == ("compile", "timeout")
+    with pytest.raises(UserError, match="compile_seconds"):
+        task_from_source(TASK.replace("class Model", "TASK = {'compile_seconds': 0}\n\n\nclass Model"), name="relu")

@@ -22,10 +22,6 @@ BINARY_LIMITS = replace(
     LIMITS, wall_seconds=240, cpu_seconds=120, processes=16, threads=128, file_bytes=256 * MiB, idle_seconds=0
 )
 
-KERNEL_SECONDS = 20.0
-"""Of the CPU, in which one kernel is to be compiled. Three of 407 answers by others are not done in 120 s; of the rest none takes
-more than 7.7 a kernel (benchmarks/results/verify-compile-cpu.json). A model that learns writes more of the former."""
-
 Numbers = Mapping[int, tuple[int, ...]]
 """Number of a step with a choice → some of its configurations."""
 Key = tuple[str, str]
@@ -90,6 +86,7 @@ def compile_job(
     forms: Sequence[HostForm],
     capability: int,
     *,
+    seconds: float | None = None,
     binary: bool = False,
     wanted: Sequence[int] | None = None,
     tried: Mapping[Key, Numbers] | None = None,
@@ -100,6 +97,7 @@ def compile_job(
         plans: of one candidate.
         forms: of the plans, in order.
         capability: of the GPU, 90 for Hopper.
+        seconds: of the CPU, for each kernel; None: as many as all may take.
         binary: whether to go on to the end, as a GPU runs it.
         wanted: of each plan's choices how many configurations, one where this is None.
         tried: those that were tried before, after which all others are wanted, and none needed.
@@ -114,7 +112,7 @@ def compile_job(
         "wanted": list(wanted or [1] * len(plans)),
         "others": tried is not None,
         "binary": binary,
-        "kernel_seconds": KERNEL_SECONDS,
+        "kernel_seconds": seconds,
     }
     return SandboxJob(COMPILE_ENTRY, message, (), BINARY_LIMITS if binary else LIMITS)
 

@@ -286,7 +286,8 @@ class _Judging:
     def _made(self, plans: list[Plan], forms: list[HostForm], **how: Any) -> Compiled | Finding:
         assert self.of.compiler is not None
         with self.clock("compile"):
-            outcome = self.of.compiler.run(compile_job(plans, forms, self.of.capability, **how))
+            job = compile_job(plans, forms, self.of.capability, seconds=self.of.task.compile_seconds, **how)
+            outcome = self.of.compiler.run(job)
         found = judge_compile(outcome)
         if found is not None:
             return found
