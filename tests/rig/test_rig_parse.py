@@ -179,7 +179,15 @@ def test_a_price_of_the_whole_rig_says_what_a_gpu_costs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "maker"), [("8xMI300X", "AMD"), ("TPU v5e", "Google"), ("Gaudi2", "Intel"), ("M3 Max", "Apple")]
+    ("text", "maker"),
+    [
+        ("8xMI300X", "AMD"),
+        ("TPU v5e", "Google"),
+        ("TPUv4", "Google"),
+        ("2xTPUv5e", "Google"),
+        ("Gaudi2", "Intel"),
+        ("M3 Max", "Apple"),
+    ],
 )
 def test_what_no_plan_is_made_for_is_named_as_such(text: str, maker: str) -> None:
     with pytest.raises(UserError) as caught:

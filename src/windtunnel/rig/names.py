@@ -58,7 +58,7 @@ _MACHINES: tuple[tuple[str, Callable[[re.Match[str]], tuple[int | str, str]]], .
 )
 UNSUPPORTED = (
     (r"mi\d{3}x?|instinct|radeon|rocm", "AMD's GPUs are not supported: kernels and plans here are for NVIDIA's (CUDA)"),
-    (r"tpu|v\d+[ep]-?\d*|trillium|ironwood", "Google's TPUs are not supported: training here is PyTorch on NVIDIA's GPUs"),
+    (r"tpu\w*|v\d+[ep]-?\d*|trillium|ironwood", "Google's TPUs are not supported: training here is PyTorch on NVIDIA's GPUs"),
     (
         r"trn\d|trainium|inf\d|inferentia",
         "AWS's Trainium and Inferentia are not supported: training here is PyTorch on NVIDIA GPUs",
