@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -33,6 +34,23 @@ def write_atomic(path: Path, content: str | bytes, *, durable: bool = True) -> N
         raise
     if durable:
         fsync_folder(path.parent)
+
+
+def write_atomic_or_over(path: Path, content: str) -> None:
+    """Replace a text in one step; on a disk without room for a copy, over the old one if the new one is not longer.
+
+    Blanks fill the rest then. That is one write into room that the file has: a kill leaves the old or the new text, only a
+    power cut may leave parts of both. Raises OSError.
+    """
+    try:
+        write_atomic(path, content)
+    except OSError as error:
+        new, room = content.encode("utf-8"), path.stat().st_size
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or len(new) > room:
+            raise
+        with open(path, "r+b", buffering=0) as file:
+            file.write(new.ljust(room))
+            os.fsync(file.fileno())
 
 
 def write_json(path: Path, value: Any, *, durable: bool = True) -> None:

@@ -1,5 +1,6 @@
 """Reading back, damage, choosing, retention, full disks."""
 
+import contextlib
 import json
 import os
 import resource
@@ -351,6 +352,34 @@ def test_a_full_disk(tmp_path: Path) -> None:
         assert [c.step for c in store.all()] == [1]
         assert store.newest_good() is not None
         assert [p.name for p in store.folder.iterdir()] == ["step-00000001"]
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+def test_a_disk_without_one_free_byte_has_room_for_the_last_weights(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(disk)], capture_output=True).returncode:
+        pytest.skip("mount is not allowed here")
+    try:
+        store = CheckpointStore(disk / "checkpoints")
+        elements = 200_000
+        parts = {"model": {"w": torch.ones(elements)}, "optimizer": {"m": torch.ones(3 * elements)}}
+        saver = Saver(store, parts)
+        saver.save(Facts(1, {}, 2.0))
+        assert saver.wait() is not None
+        with contextlib.suppress(OSError), open(disk / "filler", "wb", buffering=0) as filler:
+            while filler.write(bytes(4096)):
+                pass
+        assert store.free_bytes() == 0
+        assert saver.room_for_last() == ("model",)
+        older = store.at(1)
+        assert store.is_good(older)
+        assert not older.has_optimizer
+        saver.save(Facts(2, {}, 1.0), ["model"])
+        assert saver.wait() is not None
+        assert [c.step for c in store.all() if store.is_good(c)] == [1, 2]
     finally:
         subprocess.run(["umount", str(disk)], check=True)
 

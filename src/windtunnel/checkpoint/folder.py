@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import xxhash
 
-from windtunnel.files import write_atomic
+from windtunnel.files import write_atomic_or_over
 from windtunnel.recipe import UserError
 from windtunnel.run import RunFolder
 
@@ -378,7 +378,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def write_manifest(checkpoint: Checkpoint, folder: Path) -> None:
-    """Write checkpoint.json into a folder, atomically and durably. Raises OSError."""
+    """Write checkpoint.json into a folder, durably; with fewer files than before also on a full disk. Raises OSError."""
     data: dict[str, Any] = {
         "format": FORMAT,
         "step": checkpoint.step,
@@ -394,7 +394,7 @@ def write_manifest(checkpoint: Checkpoint, folder: Path) -> None:
         "files": {name: f.to_json() for name, f in sorted(checkpoint.files.items())},
     }
     data["checksum"] = _manifest_checksum(data)
-    write_atomic(folder / MANIFEST, json.dumps(data, indent=1) + "\n")
+    write_atomic_or_over(folder / MANIFEST, json.dumps(data, indent=1) + "\n")
 
 
 def _written(files: Mapping[str, Any]) -> dict[str, Written]:
