@@ -55,6 +55,8 @@ def test_theses_are_prepared_written_and_trained_on_as_they_were_prepared(folder
     assert max(map(len, shown.stdout.split("\ndata: ")[0].split("gates\n")[1].splitlines())) <= 80
     trained = windtunnel(folder, "train", "theses.yaml", "--yes")
     assert trained.returncode == 0, trained.stderr
+    for said in (shown.stdout, trained.stdout):
+        assert "more with: windtunnel preview theses.yaml\n" in said
     (run,) = (folder / "runs").iterdir()
     assert json.loads((run / "manifest.json").read_text())["data"]["checksum"] == report["checksum"]
     assert len(list((folder / "cache").glob("theses-*/meta.json"))) == 1

@@ -222,5 +222,6 @@ def test_the_list_survives_damaged_members(tmp_path: Path) -> None:
     assert (found[runs[0].path].step, found[runs[0].path].loss, found[runs[0].path].dollars) == (7, 1.5, 2.0)
     assert found[runs[1].path].status == found[runs[3].path].status == "damaged"
     assert "damaged" in (found[runs[2].path].problem or "")
-    with pytest.raises(UserError, match="no run of recipe other"):
-        newest_run(tmp_path, "other")
+    with pytest.raises(UserError, match="no run of recipe other") as error:
+        newest_run(tmp_path, "other", called="my recipes/other.yaml")
+    assert error.value.fix == "start one with `windtunnel train 'my recipes/other.yaml'`"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -219,9 +220,10 @@ def _render(
     plan = make_plan(loaded, rig)
     if not plan.fits:
         raise UserError(
-            f"{loaded.name} does not fit {rig.name}: {'; '.join(plan.reasons)}", f"windtunnel plan {recipe} --on '{on}'"
+            f"{loaded.name} does not fit {rig.name}: {'; '.join(plan.reasons)}",
+            f"windtunnel plan {shlex.quote(recipe)} --on {shlex.quote(on)}",
         )
-    job = render_job(loaded, plan, rig, to, model=model)
+    job = render_job(loaded, plan, rig, to, model=model, called=recipe)
     if as_json:
         stages = [{"parameters": count, "weight_bytes": size} for count, size in job.stages]
         found = {"folder": str(job.folder), "files": list(job.files), "layout": plan.layout.as_dict(), "stages": stages}

@@ -39,10 +39,12 @@ def prepare(
         fix = "leave --out away: prepared data lies in the cache, and the report names its folder"
         raise UserError(f"--out is for theses, and data.corpus.kind is {loaded.data.corpus.kind}", fix)
     recipes = [stage_recipe(loaded, stage.name) for stage in loaded.training] if loaded.staged else [loaded]
-    raise typer.Exit(prepare_data(recipes, out, as_json=json, anyhow=True))
+    raise typer.Exit(prepare_data(recipes, out, as_json=json, anyhow=True, called=recipe))
 
 
-def prepare_data(recipes: list[Recipe], out: Path | None = None, *, as_json: bool, anyhow: bool = False) -> int:
+def prepare_data(
+    recipes: list[Recipe], out: Path | None = None, *, as_json: bool, anyhow: bool = False, called: str | None = None
+) -> int:
     """Prepare the data of each recipe, stages with the same data once, and say what came of it.
 
     Args:
@@ -50,6 +52,7 @@ def prepare_data(recipes: list[Recipe], out: Path | None = None, *, as_json: boo
         out: folder for theses; of several stages with data of their own, only the last one's are written.
         as_json: print a report and nothing else.
         anyhow: theses whose tokenizer is not on this machine are prepared without tokens.
+        called: what the command called the recipe; None: its name.
 
     Returns:
         1 where a gate did not hold, else 0.
@@ -85,7 +88,7 @@ def prepare_data(recipes: list[Recipe], out: Path | None = None, *, as_json: boo
         print_json(found | {"written": [str(path) for path in written]})
     else:
         for one in made.values():
-            _show(*one)
+            _show(*one, called)
         for path in written:
             typer.echo(f"wrote {path}")
     return int(any(gate.status == "fail" for one in made.values() for gate in one.gates))
@@ -125,7 +128,7 @@ def _later(lacking: MissingModel) -> str:
     return f"windtunnel fetch {lacking.name} --only tokenizer (megabytes), then the same command"
 
 
-def _show(recipe: Recipe, data: PreparedData, gates: list[Gate], lacking: MissingModel | None) -> None:
+def _show(recipe: Recipe, data: PreparedData, gates: list[Gate], lacking: MissingModel | None, called: str | None) -> None:
     from windtunnel.launch import look_before_training
 
     name = f"{recipe.name}, stage {recipe.stage}" if recipe.stage else recipe.name
@@ -151,7 +154,7 @@ def _show(recipe: Recipe, data: PreparedData, gates: list[Gate], lacking: Missin
     if lacking is not None:
         typer.echo(f"not tokenized: {lacking.args[0]}\n  next: {_later(lacking)}")
         return
-    for line in look_before_training(recipe, data, colour=has_colours()):
+    for line in look_before_training(recipe, data, called=called, colour=has_colours()):
         typer.echo(line)
 
 

@@ -98,7 +98,7 @@ def train(
     from windtunnel.recipe import recipe_notes
 
     if stage is not None:
-        _unless_trained(loaded, stage, root, as_json=json)  # refused before anything heavy is imported
+        _unless_trained(loaded, recipe, stage, root, as_json=json)  # refused before anything heavy is imported
 
     if detach or context.obj:  # a program of its own, rather than a call from Python
         from windtunnel.launch import supervise
@@ -113,7 +113,7 @@ def train(
     for note in recipe_notes(loaded):
         typer.echo(f"note: {note}", err=True)
     colour = not json and has_colours()
-    options = Options(run=place, resume=resume, yes=yes, root=root, price=price, gpus=gpus, colour=colour)
+    options = Options(run=place, resume=resume, yes=yes, root=root, price=price, gpus=gpus, called=recipe, colour=colour)
     if not loaded.staged and stage is None:
         code, trained = train_run(loaded, options, make_view(), as_json=json)
         if code == 0:
@@ -152,7 +152,7 @@ def _place_of(run: str | None, root: Path) -> Path | None:
     return bring_job(run, root, lambda text: typer.echo(text, err=True))
 
 
-def _unless_trained(recipe: Recipe, stage: str, root: Path, *, as_json: bool) -> None:
+def _unless_trained(recipe: Recipe, called: str, stage: str, root: Path, *, as_json: bool) -> None:
     """Run a stage that does not train, and end with its exit code; return for one that does. Raises UserError: there is none."""
     from windtunnel.recipe import stage_recipe
 
@@ -160,7 +160,7 @@ def _unless_trained(recipe: Recipe, stage: str, root: Path, *, as_json: bool) ->
     if kind == "prepare":
         from .prepare import prepare_data  # another verb
 
-        raise typer.Exit(prepare_data([recipe], as_json=as_json))
+        raise typer.Exit(prepare_data([recipe], as_json=as_json, called=called))
     if kind == "evaluate":
         raise typer.Exit(evaluate_newest(recipe, root, as_json=as_json))
     stage_recipe(recipe, stage)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +46,9 @@ class MegatronJob:
     layout: str
 
 
-def render_job(recipe: Recipe, plan: Plan, rig: Rig, to: Path, *, model: str | None = None) -> MegatronJob:
+def render_job(
+    recipe: Recipe, plan: Plan, rig: Rig, to: Path, *, model: str | None = None, called: str | None = None
+) -> MegatronJob:
     """Write the folder of a job for a plan that Megatron-Bridge runs.
 
     Args:
@@ -54,11 +57,12 @@ def render_job(recipe: Recipe, plan: Plan, rig: Rig, to: Path, *, model: str | N
         rig: gives nodes and GPUs.
         to: the folder; it must not be there. It gets its name when it is whole.
         model: where the ranks find the model's files; None: where they are found here.
+        called: what the command called the recipe; None: its name.
 
     Raises:
         UserError: the plan is no such plan, its ranks cannot share the model, or the folder cannot be written.
     """
-    config, source = _renderable(recipe, plan, model)
+    config, source = _renderable(recipe, plan, model, called)
     ranks = Ranks(plan.layout.tensor, plan.layout.expert, plan.layout.pipeline)
     problem = megatron_problem(config, ranks)
     if problem is not None:
@@ -90,7 +94,7 @@ def render_job(recipe: Recipe, plan: Plan, rig: Rig, to: Path, *, model: str | N
     return MegatronJob(to, files, "job.sbatch", held, sequences, plan.layout.describe())
 
 
-def _renderable(recipe: Recipe, plan: Plan, model: str | None) -> tuple[dict[str, Any], str]:
+def _renderable(recipe: Recipe, plan: Plan, model: str | None, called: str | None) -> tuple[dict[str, Any], str]:
     """Return the model's config and where its files are."""
     if not isinstance(recipe.model, HuggingFaceModel) or recipe.sft is None:
         raise UserError(
@@ -103,7 +107,7 @@ def _renderable(recipe: Recipe, plan: Plan, model: str | None) -> tuple[dict[str
     if plan.layout.engine != MEGATRON:
         raise UserError(
             f"recipe {recipe.name} on {plan.rig}: the plan is for the package's own engine, which needs no such job",
-            f"windtunnel train {recipe.name}; or a split of your own: --set layout.tensor=2",
+            f"windtunnel train {shlex.quote(called or recipe.name)}; or a split of your own: --set layout.tensor=2",
         )
     if plan.layout.offload != "none":
         raise UserError("layout.offload: optimizer states in CPU memory are not rendered", "--set layout.offload=none")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 import time
@@ -58,7 +59,7 @@ def prepare_run(recipe: Recipe, options: Options, say: Say) -> RunFolder:
         say(f"data: {note}")
     for character, count in data.skipped.items():
         say(f"data: {count:,} x {character!r} outside the alphabet skipped")
-    for line in look_before_training(recipe, data, colour=options.colour):
+    for line in look_before_training(recipe, data, called=options.called, colour=options.colour):
         say(line)
     recipe, plan = _plan(recipe, rig, data, options, say)
     derived = _derived(recipe, data)
@@ -117,8 +118,14 @@ def plan_again(folder: Path, options: Options, nodes: tuple[int, int] | None, sa
         return int(run.manifest["plan"]["layout"]["ranks"])
 
 
-def look_before_training(recipe: Recipe, data: PreparedData, *, colour: bool) -> list[str]:
+def look_before_training(recipe: Recipe, data: PreparedData, *, called: str | None = None, colour: bool = False) -> list[str]:
     """Return what to look at before money is spent: how conversations are packed, one with what is learned of it, or a prompt.
+
+    Args:
+        recipe: of one stage.
+        data: its own.
+        called: what the command called the recipe; None: its name.
+        colour: mark by colours what is learned.
 
     Raises:
         UserError: a conversation is too long and that is refused, or none is short enough.
@@ -136,7 +143,8 @@ def look_before_training(recipe: Recipe, data: PreparedData, *, colour: bool) ->
     if packed:
         mark = "green" if colour else "between ⟦ and ⟧"
         shown = preview(data, 1, colour=colour, width=min(100, shutil.get_terminal_size().columns), most_tokens=PREVIEW_TOKENS)
-        lines += [f"preview: what is learned is {mark}; more with: windtunnel preview {recipe.name}", shown.rstrip()]
+        more = f"windtunnel preview {shlex.quote(called or recipe.name)}"
+        lines += [f"preview: what is learned is {mark}; more with: {more}", shown.rstrip()]
     return lines
 
 
@@ -164,7 +172,7 @@ def _existing(recipe: Recipe, options: Options) -> Path | None:
         if options.run.exists():
             return options.run
         raise UserError(f"no run folder {options.run}", "leave --run out to start a new run")
-    return newest_run(options.root, recipe.name) if options.resume else None
+    return newest_run(options.root, recipe.name, called=options.called) if options.resume else None
 
 
 def _to_go_on(path: Path, recipe: Recipe, say: Say) -> Recipe:

@@ -38,6 +38,7 @@ class Options:
         nodes: of a cluster of such machines, and the GPUs of each; None: this machine alone.
         job: the whole recipe where the run is of one of its stages; None: it is the run's own.
         before: of a stage: the run of the stage before it, and the hours and dollars that all before it took (JSON).
+        called: what the command called the recipe: its name or file. None: its name.
         colour: whether what is said goes to a terminal that has colours.
     """
 
@@ -50,6 +51,7 @@ class Options:
     nodes: tuple[int, int] | None = None
     job: Recipe | None = None
     before: Mapping[str, Any] | None = None
+    called: str | None = None
     colour: bool = False
 
 

@@ -266,7 +266,7 @@ def why_untrainable(recipe: Recipe) -> tuple[str, str] | None:
 def _not_trained(recipe: Recipe, layout: Layout) -> list[str]:
     """Say that `windtunnel train` cannot run a plan, and what can."""
     if layout.engine != OWN_ENGINE:
-        job = f"windtunnel launch {recipe.name} --on ... --to FOLDER writes its job"
+        job = "windtunnel launch RECIPE --on ... --to FOLDER writes its job"
         if recipe.rl is not None:
             job = "nothing here hands it rounds; leave tensor, expert, pipeline and offload of `layout` null"
         return [f"`windtunnel train` cannot run this plan: it is for {layout.engine}; {job}"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import shlex
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -61,8 +62,13 @@ def list_runs(root: Path | str) -> list[RunSummary]:
     return sorted((_summary(p) for p in members), key=lambda s: (s.created or 0.0, s.path.name), reverse=True)
 
 
-def newest_run(root: Path | str, recipe: str | None = None) -> Path:
+def newest_run(root: Path | str, recipe: str | None = None, *, called: str | None = None) -> Path:
     """Return the newest run, of a recipe if given.
+
+    Args:
+        root: the folder of runs.
+        recipe: its name.
+        called: what the command called the recipe, for the one that starts a run; None: its name.
 
     Raises:
         UserError: there is none; or the newest is damaged: an older one is not taken in its place.
@@ -82,7 +88,7 @@ def newest_run(root: Path | str, recipe: str | None = None) -> Path:
     if damaged is not None:
         raise UserError(f"{damaged.path} cannot be used: {damaged.problem}", "put that right, or start a new run")
     what = f"run of recipe {recipe}" if recipe else "run"
-    raise UserError(f"no {what} in {root}", f"start one with `windtunnel train {recipe or 'charlm'}`")
+    raise UserError(f"no {what} in {root}", f"start one with `windtunnel train {shlex.quote(called or recipe or 'charlm')}`")
 
 
 def _summary(path: Path) -> RunSummary:
