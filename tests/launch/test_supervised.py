@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from windtunnel.checkpoint import CheckpointStore
+from windtunnel.launch.supervisor import memory_kills
 from windtunnel.run import MetricsReader, ProcessId, RunFolder, holder, list_runs
 
 pytestmark = pytest.mark.end_to_end
@@ -156,6 +157,7 @@ def test_a_killed_process_leaves_a_failed_run_with_cause_lines_report_and_event(
     assert process.returncode == 1
     assert errors.startswith("error: the process was ended by SIGKILL")
     assert f"windtunnel train --resume --run {Path('killed') / run.name}" in errors
+    assert "--set stages.pretrain.micro_batch=4" in errors, "memory may have been the reason"
     manifest = RunFolder.open(run).manifest
     assert manifest["status"] == "failed"
     assert "SIGKILL" in manifest["reason"]
@@ -233,3 +235,23 @@ def test_who_is_told_again_after_it_has_saved_was_stopped_all_the_same(place: Pa
     assert process.returncode == 3, process.communicate()
     assert RunFolder.open(run).manifest["status"] == "stopped"
     assert saved(run) == max(losses(run))
+
+
+@pytest.mark.parametrize(
+    ("groups", "counts"),
+    [
+        ("0::/jobs/mine\n", "jobs/mine/memory.events"),
+        ("0::/jobs/mine\n", "jobs/memory.events"),
+        ("4:memory:/jobs/mine\n3:cpuset:/\n0::/\n", "memory/jobs/mine/memory.oom_control"),
+        ("4:memory:/elsewhere/outside\n0::/\n", "memory/memory.oom_control"),
+    ],
+)
+def test_what_the_kernel_killed_for_memory_is_counted_in_both_versions_of_control_groups(
+    tmp_path: Path, groups: str, counts: str
+) -> None:
+    (tmp_path / "groups").write_text(groups)
+    file = tmp_path / "mount" / counts
+    file.parent.mkdir(parents=True)
+    file.write_text("under_oom 0\noom_kill 2\n")
+    assert memory_kills(tmp_path / "groups", tmp_path / "mount") == 2
+    assert memory_kills(tmp_path / "none", tmp_path / "mount") == 0

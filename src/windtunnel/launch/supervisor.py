@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import selectors
+import shlex
 import signal
 import sys
 import threading
@@ -19,7 +20,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from windtunnel.recipe import UserError
 from windtunnel.run import (
@@ -151,10 +152,11 @@ class _Supervisor:
         self._early: list[str] = []
         self._run: Path | None = None
         self._cause: str | None = None
+        self._lighter = ""
         self._asked = 0
         self._code: int | None = None
         self._link: Path | None = None
-        self._kills = _memory_kills()
+        self._kills = memory_kills()
 
     def run(self) -> int:
         """Look after the job until its end; return the exit code."""
@@ -213,6 +215,8 @@ class _Supervisor:
                 message = json.loads(line)
                 if "run" in message:
                     self._follow(Path(message["run"]))
+                if "lighter" in message:
+                    self._lighter = str(message["lighter"])
                 if "cause" in message:
                     self._cause = str(message["cause"])
                 if "log" in message:
@@ -220,7 +224,7 @@ class _Supervisor:
 
     def _follow(self, run: Path) -> None:
         """Log into the folder of this run from now on."""
-        self._run, self._cause = run, None
+        self._run, self._cause, self._lighter = run, None, ""
         with contextlib.suppress(OSError):
             log = RunLog(run)
             if self._log is not None:
@@ -306,17 +310,28 @@ class _Supervisor:
         if code < 0 and not recorded and self._run is not None and _was_stopped(self._run):
             return STOPPED  # it had saved and said so, and was on its way out when it was told again
         if code < 0:
-            self._tell(cause)
+            self._tell(cause, self._again(-code))
         return code if code >= 0 else 1
 
     def _killed(self, number: int) -> str:
         cause = f"the process was ended by {signal.Signals(number).name}"
-        if number == signal.SIGKILL and _memory_kills() > self._kills:
+        if number == signal.SIGKILL and self._was_short():
             return f"{cause}: the machine or its control group was out of memory"
         return f"{cause} (out of memory, or somebody's kill)" if number == signal.SIGKILL else cause
 
-    def _tell(self, cause: str) -> None:
-        again = f"go on with: windtunnel train --resume --run {self._run}" if self._run else ""
+    def _was_short(self) -> bool:
+        return memory_kills() > self._kills
+
+    def _again(self, number: int) -> str:
+        """Return how to go on after this signal: with less memory where the kernel may have sent it for want of some."""
+        if self._run is None:
+            return ""
+        if number == signal.SIGKILL and self._lighter and self._was_short():
+            return self._lighter
+        again = f"go on with: windtunnel train --resume --run {shlex.quote(str(self._run))}"
+        return f"{again}; where memory ran out, {self._lighter}" if number == signal.SIGKILL and self._lighter else again
+
+    def _tell(self, cause: str, again: str) -> None:
         if self._json:
             text = json.dumps({"error": cause, "fix": again, "exit_code": 1})
         else:
@@ -342,15 +357,24 @@ def _same_file(one: int, other: int) -> bool:
     return (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino)
 
 
-def _memory_kills() -> int:
-    """Return how many processes of this control group, and of those above it, the kernel has killed for their memory."""
+def memory_kills(groups: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return how many processes of this control group, and of those above it, the kernel has killed for their memory.
+
+    Args:
+        groups: which groups this process is in, a line each: of version 2, or of version 1 one for each controller.
+        mount: where control groups are mounted.
+    """
     kills = 0
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        group = Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines()[-1].split("::", 1)[1].strip("/")
-        here = Path("/sys/fs/cgroup") / group
-        for folder in (here, *here.parents):
-            events = folder / "memory.events"
-            if events.is_file():
-                counts: dict[str, Any] = dict(line.split() for line in events.read_text(encoding="ascii").splitlines())
-                kills += int(counts.get("oom_kill", 0))
+    with contextlib.suppress(OSError, ValueError):
+        for line in groups.read_text(encoding="ascii").splitlines():
+            _, controllers, group = line.split(":", 2)
+            if controllers not in ("", "memory"):
+                continue
+            top, name = (mount / "memory", "memory.oom_control") if controllers else (mount, "memory.events")
+            here = top / group.strip("/")
+            for folder in (here, *here.parents):
+                counts = folder / name
+                if counts.is_file():
+                    found = dict(pair.split() for pair in counts.read_text(encoding="ascii").splitlines())
+                    kills += int(found.get("oom_kill", 0))
     return kills

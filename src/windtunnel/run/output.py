@@ -236,7 +236,7 @@ class Channel:
         return ",".join([*named, ""][:2])
 
     def tell(self, **message: Any) -> None:
-        """Send a message: run=folder of the run that is trained now, or cause=why the job failed."""
+        """Send a message: run=folder of what is trained now, lighter=how it needs less memory, cause=why it failed."""
         self._send(message)
 
     def log(self, text: str) -> None:

@@ -20,6 +20,7 @@ from windtunnel.run import (
     BandWatch,
     BudgetClock,
     BudgetSpent,
+    Channel,
     Metrics,
     RunFolder,
     StopRequest,
@@ -204,7 +205,7 @@ def _first(
             begin_with(engine, initial)
         loop = Loop(
             engine, ranks, checkpoints, callbacks, Deciders(health, budget), journal=journal, step=step, after_step=after_step,
-            lighter=_lighter(run, layout), ask=ask,
+            lighter=_tell_lighter(run, layout), ask=ask,
         )  # fmt: skip
         if checkpoint is not None:
             journal.event("resumed", f"resumed from step {step:,}")
@@ -239,6 +240,15 @@ def _lighter(run: RunFolder, layout: Layout) -> str:
     return lighter(
         run.path, layout, _stage(recipe).name or "pretrain", recomputes=recipe.recomputes, shards=_may_shard(recipe, layout)
     )
+
+
+def _tell_lighter(run: RunFolder, layout: Layout) -> str:
+    """Return what to change where memory runs out, and tell the supervisor: whom the kernel kills for it can say nothing."""
+    lighter = _lighter(run, layout)
+    channel = Channel.inherited()
+    if channel is not None:
+        channel.tell(lighter=lighter)
+    return lighter
 
 
 def _may_shard(recipe: Recipe, layout: Layout) -> bool:
