@@ -45,7 +45,7 @@ def write_atomic_or_over(path: Path, content: str) -> None:
     try:
         write_atomic(path, content)
     except OSError as error:
-        new, room = content.encode("utf-8"), path.stat().st_size
+        new, room = content.encode("utf-8"), path.stat().st_size if path.is_file() else -1
         if error.errno not in (errno.ENOSPC, errno.EDQUOT) or len(new) > room:
             raise
         with open(path, "r+b", buffering=0) as file:

@@ -74,7 +74,8 @@ def _line(parts: Path_, items: list[Any], model: type[BaseModel] | None, origin:
     message = wanted[0] if len(wanted) == 1 else "expected " + " or ".join(each.removeprefix("expected ") for each in wanted)
     choices = [c for item in items if item["type"] == "literal_error" for c in _choices(item)]
     same = same_value(parts[-1] if parts else "", first["input"], nullable=_nullable(parts, model))
-    return start + f": {message}{_got(first['input'])}{f'; nearest: {same}' if same else _hint(first['input'], choices)}"
+    nearest = f"; nearest: {same}" if same else _hint(first["input"], choices) or _quoted(first)
+    return start + f": {message}{_got(first['input'])}{nearest}"
 
 
 def _nullable(parts: Path_, model: type[BaseModel] | None) -> bool:
@@ -118,6 +119,14 @@ def _nearest(name: str, names: Iterable[str]) -> str:
 def _hint(value: Any, choices: Iterable[str]) -> str:
     nearest = _nearest(value, choices) if isinstance(value, str) else ""
     return f"; {nearest}" if nearest else ""
+
+
+def _quoted(item: Any) -> str:
+    """Say how a word of YAML's own, or a number, is written where a text is meant."""
+    value = item["input"]
+    if item["type"] != "string_type" or not isinstance(value, bool | int | float):
+        return ""
+    return f"; as a text: '\"{str(value).lower() if isinstance(value, bool) else value}\"'"
 
 
 def _either(names: Sequence[str]) -> str:

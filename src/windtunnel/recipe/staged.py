@@ -119,7 +119,8 @@ def replaced_limits(budget: Budget, key: str) -> list[str]:
     named = [f"{key}.{name}" for name, value in budget.model_dump().items() if value is not None]
     if not gone or not named:
         return []
-    return [f"{', '.join(named)} stands in place of {', '.join(gone)} of the recipe beneath; give both to keep both"]
+    stand = "stand" if len(named) > 1 else "stands"
+    return [f"{', '.join(named)} {stand} in place of {', '.join(gone)} of the recipe beneath; give both to keep both"]
 
 
 def _budget(whole: Budget, stage: TrainingStage, hours: float, dollars: float) -> Budget:
