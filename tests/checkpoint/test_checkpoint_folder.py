@@ -1,22 +1,19 @@
-"""Reading back, damage, choosing, retention, full disks."""
+"""Reading back, damage, choosing, retention."""
 
-import contextlib
 import json
 import os
-import resource
 import shutil
-import subprocess
 import threading
 import time
 from pathlib import Path
 
 import pytest
 import torch
+from checkpoint_saves import flip, parts_of, save
 
 from windtunnel.checkpoint import (
     CheckpointStore,
     DamagedCheckpoint,
-    DiskFull,
     Facts,
     NoGoodCheckpoint,
     Saver,
@@ -24,31 +21,9 @@ from windtunnel.checkpoint import (
     SpoiledWeights,
     apply_retention,
     choose_checkpoint,
-    make_room,
 )
 from windtunnel.recipe import Checkpoints, UserError, load_recipe
 from windtunnel.run import RunFolder
-
-
-def parts_of(step: int, elements: int = 32) -> dict[str, dict[str, object]]:
-    model = {"w": torch.full((4, elements // 4), float(step)), "scale": torch.tensor(float(step)), "empty": torch.zeros(0, 3)}
-    return {"model": model, "optimizer": {"w.momentum": Slice(torch.arange(float(elements)) + step, (4, elements // 4))}}
-
-
-def save(
-    store: CheckpointStore,
-    step: int,
-    loss: float | None = None,
-    policy: Checkpoints | None = None,
-    near: float | None = None,
-    **rest: object,
-) -> None:
-    config = {"shape.json": {"width": 8}}
-    saver = Saver(store, parts_of(step), policy=policy, config=config, **rest)  # type: ignore[arg-type]
-    saver.save(Facts(step, {"position": step * 10}, loss, near))
-    saved = saver.wait()
-    assert saved is not None
-    assert saved.step == step
 
 
 def test_what_is_read_is_what_was_saved(tmp_path: Path) -> None:
@@ -87,12 +62,6 @@ def test_dcp_itself_reads_the_parts(tmp_path: Path) -> None:
     for part, name in (("model", "w"), ("optimizer", "w.momentum")):
         dcp_to_torch_save(store.at(3).path / part, tmp_path / "whole.pt")
         assert torch.load(tmp_path / "whole.pt")[name].shape == (4, 8)
-
-
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
 
 
 DAMAGE = {
@@ -255,133 +224,6 @@ def test_spoiled_weights_are_not_saved_and_it_is_known_at_once(tmp_path: Path) -
     weights[3] = 0.0
     saver.save(Facts(5))
     assert saver.wait() is not None
-
-
-def test_no_room_is_said_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = CheckpointStore(tmp_path)
-    save(store, 1)
-    saver = Saver(store, parts_of(2))
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=100))
-    with pytest.raises(DiskFull, match="free"):
-        saver.check_room()
-    assert [p.name for p in tmp_path.iterdir()] == ["step-00000001"]
-    monkeypatch.undo()
-    saver.check_room()
-
-
-class SmallDisk(CheckpointStore):
-    """A store on a disk of `size` bytes."""
-
-    size = 0
-
-    def free_bytes(self) -> int:
-        return self.size - sum(f.stat().st_size for f in self.folder.rglob("*") if f.is_file())
-
-
-def test_older_checkpoints_go_for_the_last_one_and_the_best_model_stays(tmp_path: Path) -> None:
-    whole = {"model": {"w": torch.ones(100_000)}, "optimizer": {"m": torch.ones(100_000), "v": torch.ones(100_000)}}
-    told: list[str] = []
-    for megabytes, parts, left in (
-        (8.0, ("model", "optimizer"), [1, 2, 3, 4]),
-        (4.0, ("model", "optimizer"), [1, 2, 3, 4]),  # optimizer states of older ones suffice
-        (2.6, ("model", "optimizer"), [2, 4]),
-        (1.85, ("model", "optimizer"), [2]),  # the best
-        (0.9, ("model",), [2]),
-    ):
-        store = SmallDisk(tmp_path / str(megabytes))
-        saver = Saver(store, whole, on_event=lambda *event: told.append(event[0]))
-        for step, loss in ((1, 3.0), (2, 1.0), (3, 2.0), (4, 4.0)):
-            saver.save(Facts(step, {}, loss))
-            assert saver.wait() is not None
-        store.size = round(megabytes * 1e6)
-        assert saver.room_for_last() == parts
-        assert [c.step for c in store.all()] == left
-        assert all(store.is_good(c) for c in store.all())
-        saver.save(Facts(5, {}, 5.0), parts)
-        assert saver.wait() is not None
-        assert store.newest_good().has_optimizer == ("optimizer" in parts)  # type: ignore[union-attr]
-    assert "weights_only" in told
-    store.size = 0
-    with pytest.raises(DiskFull):
-        saver.room_for_last()
-    assert [c.step for c in store.all()] == [2], "the best model is never given up"
-
-
-def test_what_is_damaged_goes_first(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path)
-    for step in (1, 2, 3):
-        save(store, step, float(step))
-    flip(store.at(2).path / "model/__0_0.distcp")
-    store.free_bytes = lambda: 10 if (tmp_path / "step-00000002").exists() else 1000  # type: ignore[method-assign]
-    assert make_room(store, 100).deleted == ("step-00000002",)
-
-
-def test_a_write_that_fails_half_way_leaves_the_others(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path)
-    save(store, 1)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    saver = Saver(store, {"model": {"w": torch.ones(3_000_000)}})
-    resource.setrlimit(resource.RLIMIT_FSIZE, (5 << 20, limits[1]))
-    try:
-        saver.save(Facts(2))
-        with pytest.raises(DiskFull, match=r"checkpoint of step 2.*File too large; older ones are intact"):
-            saver.wait()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    save(store, 3)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000001", "step-00000003"]
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
-def test_a_full_disk(tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(disk)], capture_output=True).returncode:
-        pytest.skip("mount is not allowed here")
-    try:
-        store = CheckpointStore(disk / "checkpoints")
-        save(store, 1)
-        saver = Saver(store, {"model": {"w": torch.ones(500_000)}})
-        (disk / "filler").write_bytes(bytes(7 << 20))
-        with pytest.raises(DiskFull):
-            saver.check_room()
-        saver.save(Facts(3))  # as if another process had filled it after the check
-        with pytest.raises(DiskFull, match="No space left"):
-            saver.wait()
-        assert [c.step for c in store.all()] == [1]
-        assert store.newest_good() is not None
-        assert [p.name for p in store.folder.iterdir()] == ["step-00000001"]
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
-def test_a_disk_without_one_free_byte_has_room_for_the_last_weights(tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(disk)], capture_output=True).returncode:
-        pytest.skip("mount is not allowed here")
-    try:
-        store = CheckpointStore(disk / "checkpoints")
-        elements = 200_000
-        parts = {"model": {"w": torch.ones(elements)}, "optimizer": {"m": torch.ones(3 * elements)}}
-        saver = Saver(store, parts)
-        saver.save(Facts(1, {}, 2.0))
-        assert saver.wait() is not None
-        with contextlib.suppress(OSError), open(disk / "filler", "wb", buffering=0) as filler:
-            while filler.write(bytes(4096)):
-                pass
-        assert store.free_bytes() == 0
-        assert saver.room_for_last() == ("model",)
-        older = store.at(1)
-        assert store.is_good(older)
-        assert not older.has_optimizer
-        saver.save(Facts(2, {}, 1.0), ["model"])
-        assert saver.wait() is not None
-        assert [c.step for c in store.all() if store.is_good(c)] == [1, 2]
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
 
 
 def test_state_and_values_are_taken_when_a_save_begins(tmp_path: Path) -> None:
