@@ -22,7 +22,7 @@ from windtunnel.recipe import GRPO, UserError
 from windtunnel.run import print_to
 from windtunnel.train import child_context
 
-from .rewards import MOST_WORKERS, Rewards, RewardsElsewhere
+from .rewards import MOST_WORKERS, RemoteRewards, Rewards
 
 AT_ONCE = 2 * MOST_WORKERS
 """Answers that are waited for at once in the process; others wait in its pool."""
@@ -34,7 +34,7 @@ PRELOAD = f"{__package__}.rewards"
 
 
 @dataclass
-class _Order:
+class _Request:
     """What the process is asked. attempts: how many processes were lost over it."""
 
     method: str
@@ -43,7 +43,7 @@ class _Order:
     attempts: int = 0
 
 
-class ProcessRewards(RewardsElsewhere):
+class ProcessRewards(RemoteRewards):
     """`Rewards` in another process. One that is lost is started again, and asked again what it owed.
 
     Args:
@@ -56,7 +56,7 @@ class ProcessRewards(RewardsElsewhere):
     def __init__(self, stage: GRPO, log: Path, *, gpu: int = 0, processes: int = 1) -> None:
         super().__init__(stage)
         self._given = (stage, log, gpu, processes)
-        self._orders: dict[int, _Order] = {}
+        self._requests: dict[int, _Request] = {}
         self._numbers = itertools.count()
         self._lock = threading.RLock()
         self._closed, self._gone, self._heard = False, "", time.monotonic()
@@ -69,19 +69,19 @@ class ProcessRewards(RewardsElsewhere):
         """Of the process."""
         return int(self._process.pid)
 
-    def order(self, method: str, *arguments: Any) -> Future[Any]:
-        """See `RewardsElsewhere.order`."""
-        order = _Order(method, arguments)
+    def request(self, method: str, *arguments: Any) -> Future[Any]:
+        """See `RemoteRewards.request`."""
+        request = _Request(method, arguments)
         with self._lock:
             if self._gone:
-                order.answer.set_result(self._gone)
+                request.answer.set_result(self._gone)
             else:
-                if not self._orders:
+                if not self._requests:
                     self._heard = time.monotonic()
                 number = next(self._numbers)
-                self._orders[number] = order
-                self._send(number, order)
-        return order.answer
+                self._requests[number] = request
+                self._send(number, request)
+        return request.answer
 
     def close(self) -> None:
         """End the judges and what they run; nothing is known of what they still owe."""
@@ -95,9 +95,9 @@ class ProcessRewards(RewardsElsewhere):
         if threading.current_thread() is not self._listener:
             self._listener.join()
 
-    def _send(self, number: int, order: _Order) -> None:
+    def _send(self, number: int, request: _Request) -> None:
         with contextlib.suppress(OSError):  # a process that is gone is the listener's to find
-            self._port.send((number, order.method, order.arguments))
+            self._port.send((number, request.method, request.arguments))
 
     def _listen(self) -> None:
         """Pass on what the process says; start another when it is lost."""
@@ -111,14 +111,14 @@ class ProcessRewards(RewardsElsewhere):
     def _pass_on(self) -> None:
         while True:
             while not self._port.poll(POLL_SECONDS):
-                if self._orders and time.monotonic() - self._heard > SILENT_SECONDS:
+                if self._requests and time.monotonic() - self._heard > SILENT_SECONDS:
                     self._process.kill()
             number, answer = self._port.recv()
             self._heard = time.monotonic()
             with self._lock:
-                order = self._orders.pop(number, None)
-            if order is not None:
-                order.answer.set_result(answer)
+                request = self._requests.pop(number, None)
+            if request is not None:
+                request.answer.set_result(answer)
 
     def _again(self) -> bool:
         """Start another process and ask it what the lost one owed, but for what was asked too often; return whether it runs."""
@@ -134,21 +134,21 @@ class ProcessRewards(RewardsElsewhere):
                 port.close()
                 return False
             self._port, self._process, self._heard = port, process, time.monotonic()
-            for number, order in list(self._orders.items()):
-                order.attempts += 1
-                if order.attempts > self.stage.retries:
-                    del self._orders[number]
-                    order.answer.set_result(f"after {order.attempts} attempts: {why}")
+            for number, request in list(self._requests.items()):
+                request.attempts += 1
+                if request.attempts > self.stage.retries:
+                    del self._requests[number]
+                    request.answer.set_result(f"after {request.attempts} attempts: {why}")
                 else:
-                    self._send(number, order)
+                    self._send(number, request)
         return True
 
     def _give_up(self, why: str) -> None:
         with self._lock:
             self._gone = why
-            for order in self._orders.values():
-                order.answer.set_result(why)
-            self._orders.clear()
+            for request in self._requests.values():
+                request.answer.set_result(why)
+            self._requests.clear()
 
 
 def _start(given: tuple[GRPO, Path, int, int]) -> tuple[Connection, Any]:
@@ -192,7 +192,7 @@ def _serve(port: Connection, other: Connection | None, stage: GRPO, log: Path, g
 
     def answer(number: int, method: str, arguments: tuple[Any, ...]) -> None:
         try:
-            found = rewards.asked(method, *arguments)
+            found = rewards.handle(method, *arguments)
         except Exception as error:
             found = f"the judges failed: {type(error).__name__}: {error}"
         with contextlib.suppress(OSError), sending:

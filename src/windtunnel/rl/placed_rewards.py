@@ -14,7 +14,7 @@ from windtunnel.actors import ActorLost, Joined, NoAnswer, answer_of, release
 from windtunnel.recipe import GRPO, UserError
 from windtunnel.run import LOGS, print_to
 
-from .rewards import Rewards, RewardsElsewhere
+from .rewards import RemoteRewards, Rewards
 
 AT_ONCE = 32
 """Answers that an actor is asked to judge at once; the others wait here."""
@@ -34,9 +34,9 @@ class JudgeHost:
         """Return what judges, in words; the judges have been tried by then."""
         return self._rewards.metric
 
-    def asked(self, method: str, *arguments: Any) -> Any:
-        """See `Rewards.asked`."""
-        return self._rewards.asked(method, *arguments)
+    def handle(self, method: str, *arguments: Any) -> Any:
+        """See `Rewards.handle`."""
+        return self._rewards.handle(method, *arguments)
 
     def close(self) -> None:
         """End the judges' processes."""
@@ -81,7 +81,7 @@ def start_judges(stage: GRPO, nodes: Sequence[tuple[str, str]], run: Path) -> di
     return found
 
 
-class PlacedRewards(RewardsElsewhere):
+class PlacedRewards(RemoteRewards):
     """`Rewards` whose judges are actors, which are asked in turn.
 
     Args:
@@ -103,8 +103,8 @@ class PlacedRewards(RewardsElsewhere):
         """Let go of the judges, which are the job's."""
         self._waiters.shutdown(wait=False, cancel_futures=True)
 
-    def order(self, method: str, *arguments: Any) -> Future[Any]:
-        """See `RewardsElsewhere.order`."""
+    def request(self, method: str, *arguments: Any) -> Future[Any]:
+        """See `RemoteRewards.request`."""
         return self._waiters.submit(self._found, method, *arguments)
 
     def _found(self, method: str, *arguments: Any) -> Any:
@@ -114,7 +114,7 @@ class PlacedRewards(RewardsElsewhere):
             with self._lock:
                 actor = next(self._turns)
             try:
-                return answer_of(actor.asked.remote(method, *arguments), "judging an answer", JUDGE_SECONDS)
+                return answer_of(actor.handle.remote(method, *arguments), "judging an answer", JUDGE_SECONDS)
             except (NoAnswer, ActorLost) as error:
                 why = f"after {attempt + 1} attempts: {error}"
         return why

@@ -281,7 +281,7 @@ class Rewards:
             rewards += [] if reward.total is None else [reward.total]
         return Answered(self.metric, tuple(answers), too_long, sum(rewards) / len(rewards) if rewards else None)
 
-    def asked(self, method: str, *arguments: Any) -> Any:
+    def handle(self, method: str, *arguments: Any) -> Any:
         """Do what is asked from elsewhere: 'judge' an answer to a prompt, or 'check' an accepted one once more.
 
         Args:
@@ -336,15 +336,15 @@ class Rewards:
         return self._verifiers.make("format", source.task) if source.kind == "format" else None
 
 
-class RewardsElsewhere(Rewards):
+class RemoteRewards(Rewards):
     """`Rewards` whose judges are elsewhere; ones that cannot be reached leave an answer unknown, never worth 0."""
 
     def __init__(self, stage: GRPO) -> None:
         self.stage, self.sources = stage, stage.sources
         self.waiting = lambda: None
 
-    def order(self, method: str, *arguments: Any) -> Future[Any]:
-        """Return what will be found there by `Rewards.asked`, or in a text why nothing was."""
+    def request(self, method: str, *arguments: Any) -> Future[Any]:
+        """Return what will be found there by `Rewards.handle`, or in a text why nothing was."""
         raise NotImplementedError
 
     def verifiers(self, prompt: Prompt) -> Any:
@@ -353,20 +353,20 @@ class RewardsElsewhere(Rewards):
 
     def begin(self, verifiers: Any, answer: str) -> Judging:
         """Judge an answer in the background."""
-        return _Elsewhere(self, self.order("judge", verifiers, answer))
+        return _RemoteJudging(self, self.request("judge", verifiers, answer))
 
     def check(self, prompt: Prompt, answer: str, other: Prompt | None) -> Checked:
         """Judge an accepted answer once more."""
         from .cross_check import Checked
 
-        found = self.awaited(self.order("check", prompt, answer, other))
+        found = self.awaited(self.request("check", prompt, answer, other))
         return Checked(None, found) if isinstance(found, str) else found
 
 
-class _Elsewhere(Judging):
+class _RemoteJudging(Judging):
     """An answer that is being judged elsewhere."""
 
-    def __init__(self, rewards: RewardsElsewhere, found: Future[Any]) -> None:
+    def __init__(self, rewards: RemoteRewards, found: Future[Any]) -> None:
         self._rewards, self._future = rewards, found
 
     def result(self) -> Reward:
