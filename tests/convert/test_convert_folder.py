@@ -152,6 +152,7 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "nonsense": (lambda f: shard(f, 0).write_bytes(b"<!DOCTYPE html>" * 99), "truncated or no safetensors"),
     "git-lfs": (lambda f: shard(f, 0).write_text("version https://git-lfs.github.com/spec/v1\n"), "pointer of git-lfs"),
     "missing file": (lambda f: shard(f, 2).unlink(), "half a download: 1 of 3 files are missing, such as model-00003"),
+    "index leads out": (lambda f: (f / INDEX).write_text((f / INDEX).read_text().replace("model-00003", "../x")), "outside"),
     "half a file": (lambda f: shard(f, 2).rename(f / "model-00003.safetensors.incomplete"), "half a download.*is not whole"),
     "no index": (lambda f: (f / INDEX).unlink(), "3 files of weights but no model.safetensors.index.json"),
     "nested header": (lambda f: shard(f, 0).write_bytes((100_000).to_bytes(8, "little") + b"[" * 100_000), "header is damaged"),

@@ -109,6 +109,12 @@ def _check_presence(folder: Path, present: list[str], index: dict[str, str] | No
         what = f"half a download: {min(waiting)} is not whole" if waiting else f"{what} in it"
         raise UserError(f"{folder}: {what}", FETCH_AGAIN)
     named = set(index.values())
+    outside = sorted(name for name in named if Path(name).is_absolute() or ".." in Path(name).parts)
+    if outside:  # fetching again would never bring it
+        raise UserError(
+            f"{folder}/{INDEX} names {outside[0]}, which is outside the folder: expected names of files in it",
+            "put that file into the folder and its name alone into the index, or fetch the index of this model",
+        )
     missing = sorted(named - set(present))
     if missing:
         begun = f", and {min(waiting)} is not whole" if waiting else ""
