@@ -135,6 +135,11 @@ def reshaped(folder: Path, name: str, tensor: torch.Tensor) -> None:
     save_file({**load_file(path), name: tensor}, path)
 
 
+def renamed_in_index(folder: Path, to: str) -> None:
+    """Let the index name the third file otherwise."""
+    (folder / INDEX).write_text((folder / INDEX).read_text().replace("model-00003", to))
+
+
 def shard(folder: Path, number: int) -> Path:
     return sorted(folder.glob("*.safetensors"))[number]
 
@@ -152,7 +157,9 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "nonsense": (lambda f: shard(f, 0).write_bytes(b"<!DOCTYPE html>" * 99), "truncated or no safetensors"),
     "git-lfs": (lambda f: shard(f, 0).write_text("version https://git-lfs.github.com/spec/v1\n"), "pointer of git-lfs"),
     "missing file": (lambda f: shard(f, 2).unlink(), "half a download: 1 of 3 files are missing, such as model-00003"),
-    "index leads out": (lambda f: (f / INDEX).write_text((f / INDEX).read_text().replace("model-00003", "../x")), "outside"),
+    "index leads out": (lambda f: renamed_in_index(f, "../model-00003"), "is not in the folder itself"),
+    "index leads below": (lambda f: renamed_in_index(f, "sub/model-00003"), "is not in the folder itself"),
+    "index leads to a root": (lambda f: renamed_in_index(f, "/model-00003"), "is not in the folder itself"),
     "half a file": (lambda f: shard(f, 2).rename(f / "model-00003.safetensors.incomplete"), "half a download.*is not whole"),
     "no index": (lambda f: (f / INDEX).unlink(), "3 files of weights but no model.safetensors.index.json"),
     "nested header": (lambda f: shard(f, 0).write_bytes((100_000).to_bytes(8, "little") + b"[" * 100_000), "header is damaged"),

@@ -109,10 +109,10 @@ def _check_presence(folder: Path, present: list[str], index: dict[str, str] | No
         what = f"half a download: {min(waiting)} is not whole" if waiting else f"{what} in it"
         raise UserError(f"{folder}: {what}", FETCH_AGAIN)
     named = set(index.values())
-    outside = sorted(name for name in named if Path(name).is_absolute() or ".." in Path(name).parts)
-    if outside:  # fetching again would never bring it
+    elsewhere = sorted(name for name in named if Path(name).name != name)
+    if elsewhere:  # only files of the folder itself are read, so fetching again would never bring it
         raise UserError(
-            f"{folder}/{INDEX} names {outside[0]}, which is outside the folder: expected names of files in it",
+            f"{folder}/{INDEX} names {elsewhere[0]}, which is not in the folder itself: expected names of files without a path",
             "put that file into the folder and its name alone into the index, or fetch the index of this model",
         )
     missing = sorted(named - set(present))
