@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,20 @@ def write_atomic_or_over(path: Path, content: str) -> None:
         with open(path, "r+b", buffering=0) as file:
             file.write(new.ljust(room))
             os.fsync(file.fileno())
+
+
+def give_usual_permissions(path: Path) -> None:
+    """Let others read a file as they could read any new one here.
+
+    safetensors leaves the permissions of its temporary file, which only its owner can read: a server under another account
+    could not load the model. Raises OSError.
+    """
+    probe = path.with_name(f"{path.name}.tmp-{os.getpid()}")  # asking for the umask would change it for all threads
+    try:
+        probe.touch()
+        path.chmod(stat.S_IMODE(probe.stat().st_mode))
+    finally:
+        probe.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any, *, durable: bool = True) -> None:

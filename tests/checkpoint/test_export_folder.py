@@ -52,6 +52,7 @@ def test_shards_and_index_are_as_transformers_writes_them(run: RunFolder, tmp_pa
     assert (facts["step"], facts["validation_loss"], facts["dtype"]) == (9, 1.5, "bf16")
     assert set(facts["files"]) == {path.name for path in (tmp_path / "out").iterdir()} - {"checksums.json"}
     assert (tmp_path / "out/tokenizer.json").read_text() == run.tokenizer_path.read_text()
+    assert len({path.stat().st_mode for path in (tmp_path / "out").iterdir()}) == 1, "a server under another account reads all"
 
 
 def test_one_file_has_no_index_and_an_export_is_replaced(run: RunFolder, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.files import fsync_folder
+from windtunnel.files import fsync_folder, give_usual_permissions
 from windtunnel.recipe import UserError
 
 from .folder import DamagedCheckpoint, Which, Written, checksum, choose_checkpoint, differing_file
@@ -167,7 +167,9 @@ def write_shards(
         twice = shard.keys() & numbers.keys()
         if twice:
             raise ValueError(f"{min(twice)} comes twice")
-        save_file(shard, folder / f"{stem}-{number:05d}.safetensors", metadata={"format": "pt"})
+        path = folder / f"{stem}-{number:05d}.safetensors"
+        save_file(shard, path, metadata={"format": "pt"})
+        give_usual_permissions(path)
         numbers |= dict.fromkeys(shard, number)
         made.bytes += sum(tensor.nbytes for tensor in shard.values())
         del shard  # before the next one is gathered

@@ -10,6 +10,7 @@ import contextlib
 import io
 import json
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -325,3 +326,5 @@ def convert_gguf(file: Path, folder: Path) -> None:
     plain.to(torch.bfloat16)
     plain.load_state_dict(model.state_dict())
     plain.save_pretrained(folder)
+    for path in folder.glob("*.safetensors"):  # safetensors leaves those of a temporary file, which only its owner can read
+        path.chmod(stat.S_IMODE((folder / "config.json").stat().st_mode))
