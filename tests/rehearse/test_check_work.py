@@ -193,6 +193,13 @@ def test_prompts_that_learners_cannot_share_evenly_are_named(tmp_path: Path) -> 
     assert "7 data-parallel ranks" in outcome("layout", tmp_path, *asked, source="rl").evidence
 
 
+def test_a_layout_that_train_cannot_run_is_named(tmp_path: Path) -> None:
+    made = outcome("layout", tmp_path, "stages.sft.precision=fp8", source="finetune")
+    assert made.status == "warn"
+    assert any("`windtunnel train` cannot run this plan: it is for megatron-bridge" in warning for warning in made.warnings)
+    assert not outcome("layout", tmp_path, source="finetune").warnings
+
+
 def test_ranks_that_compute_something_else_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from windtunnel import launch
     from windtunnel.launch import Trial

@@ -10,6 +10,8 @@ from windtunnel.plan import Layout, Plan
 from windtunnel.recipe import Every, GPTModel, HuggingFaceModel, Recipe
 from windtunnel.rig import Rig
 
+from .plan import not_trained
+
 WARMUP_SHARE = 0.3
 STARTUP_SHARE = 0.25
 LONG_HOURS = 0.5
@@ -132,6 +134,8 @@ def layout(context: Context, say: Say) -> Evidence:
             _judge_model(context, where, chosen, found)
             parts.append(f"{where}: {chosen.describe()}")
         _judge_batch(context, rig, plan, found)
+        for note in not_trained(context.recipe, plan.layout):
+            found.warn(f"{rig.name}: {note}")
     return found.evidence("; ".join(parts) or "no rig fits", {"layouts": parts}, blocks=False)
 
 

@@ -228,7 +228,7 @@ def make_plan(
         reasons=tuple(reasons),
         alternatives=tuple(options),
         warnings=(*epoch_warnings(repeated), *(draft.feeds(length) if over_fed(repeated) else ()), *draft.warnings),
-        notes=(*notes, *_not_trained(recipe, layout), *rig.notes),
+        notes=(*notes, *not_trained(recipe, layout), *rig.notes),
         error=draft.error,
         sources=_sources(draft, rig, length) | draft.sources(length) | counted,
         correction=correction_of(best.memory.components, draft.c.time_factor),
@@ -263,7 +263,7 @@ def why_untrainable(recipe: Recipe) -> tuple[str, str] | None:
     return None
 
 
-def _not_trained(recipe: Recipe, layout: Layout) -> list[str]:
+def not_trained(recipe: Recipe, layout: Layout) -> list[str]:
     """Say that `windtunnel train` cannot run a plan, and what can."""
     if layout.engine != OWN_ENGINE:
         job = "windtunnel launch RECIPE --on ... --to FOLDER writes its job"
