@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from waiting import HANG
-from warm import eager_box, kernel_box, wait_long
+from warm import compiler_box, eager_box, kernel_box, wait_long
 
 from windtunnel.verify import Task, find_task
 from windtunnel.verify.kernel import GpuStages, KernelVerifier, gpu_sandbox
@@ -261,6 +261,33 @@ def test_of_a_large_output_every_block_counts_and_some_are_compared_whole(monkey
     before = Right(right)
     assert before.masked is None
     assert [before.matches(right), before.matches(right * 1.1)] == [True, False]
+
+
+def test_what_is_wrong_at_once_is_compiled_in_its_first_form_alone(
+    bias: Task, box: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the interpreter in place of a GPU."""
+    from test_kernel_autotune import Spy
+    from test_kernel_funnel import KERNEL
+
+    monkeypatch.setattr("windtunnel.verify.kernel.funnel.GLANCE_SECONDS", HANG)
+    numbers = {"tiny": {"ROWS": 4, "COLS": 24}, "full": {"ROWS": 8, "COLS": 48}, "full_ragged": {"ROWS": 7, "COLS": 45}}
+    task = replace(bias, sizes=numbers, dtypes=("float32", "float16"))
+    stages = GpuStages(task, box, box, device="cpu", index=None, baseline=(), clock=False)
+    stages.quick = True
+    made_for_full = KERNEL.replace("x + b, 0.0", "x + b * (n >= 300), 0.0")
+    made_for_one = KERNEL.replace("x + b, 0.0", "x + b * (n == 384), 0.0")
+    with compiler_box() as compiler_of_kernels:
+        for source, stage, accepted, forms in [
+            (KERNEL, "full", True, 4),
+            (made_for_full, "full", True, 4),
+            (made_for_one, "full", False, 4),
+            (KERNEL.replace("x + b, 0.0", "x - b, 0.0"), "full", False, 1),
+            (KERNEL.replace("y_ptr + at,", "y_ptr + at % 64,"), "tiny", False, 1),
+        ]:
+            spy = Spy(compiler_of_kernels)
+            found = KernelVerifier(task, box, compiler=spy, gpu=stages).verify(source)
+            assert (found.stage, found.accepted, len(spy.wanted)) == (stage, accepted, forms), found
 
 
 def test_where_a_gpu_judges_values_a_kernel_may_be_made_for_the_files_own_sizes(

@@ -1,4 +1,8 @@
-"""A candidate's way through the stages, the cheap ones first: record, compile, tiny; full and timing on a GPU."""
+"""A candidate's way through the stages, the cheap ones first: record, compile, tiny; full and timing on a GPU.
+
+Where a GPU runs it, the kernels of the first form alone are compiled before the interpreter looks at it. What is wrong there runs
+once on the GPU. The other forms are compiled for what is still right.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from windtunnel.verify.code.fences import source_of
 from windtunnel.verify.kernel.answer import STAGES
 from windtunnel.verify.kernel.compiling import Compiled, Key, compile_job, read_compiled
 from windtunnel.verify.kernel.gpu import MOST_BYTES as MOST_GPU_BYTES
-from windtunnel.verify.kernel.gpu import GpuStages, has_gpu
+from windtunnel.verify.kernel.gpu import GpuResult, GpuStages, Runs, has_gpu
 from windtunnel.verify.kernel.hidden import interpreted
 from windtunnel.verify.kernel.long import LongSizes, block_of, chosen
 from windtunnel.verify.kernel.plan import Plan, Recording
@@ -189,7 +193,7 @@ class KernelVerifier:
         judging = _Judging(self, planned, plans[: len(forms)], forms, plans[len(forms) :], full, batch, clock)
         if only_full is not None:
             judging.evidence["tiny"] = only_full.message
-        for stage in (judging.compile, judging.tiny, judging.long, judging.on_gpu):
+        for stage in (judging.compile, judging.tiny, judging.long, judging.on_gpu_first, judging.compile_rest, judging.on_gpu):
             found = stage()
             if found is not None:
                 return _refused(found, clock)
@@ -268,19 +272,33 @@ class _Judging:
     evidence: dict[str, Any] = field(default_factory=lambda: {"kernels": {}, "fragile": []})
 
     def compile(self) -> Finding | None:
-        """Compile each kernel for the GPU: those at full shapes to the end, where one is to run them."""
+        """Compile each kernel for the GPU; where one is to run them, those of the first form to the end, and no others yet.
+
+        Of what a model answers half is wrong, and shows it with the first form: compiling the others is most of the work.
+        """
         if self.of.compiler is None:
             return None
         if self.of.gpu is None or not self.full_plans:
-            made = self._made(self.plans, self.forms)
-        else:
-            # Where the interpreter does not get as far, two runs of one configuration are no harm.
-            counts = self.of.gpu.counts(self.of.task.variations if self.forms else ())
-            wanted = [counts[form.size, form.dtype] for form in self.full_forms]
-            made = self._made(self.full_plans, self.full_forms, binary=True, wanted=wanted)
+            return self._keep(self._made(self.plans, self.forms))
+        return self._keep(self._made_for_gpu(slice(0, 1)))
+
+    def compile_rest(self) -> Finding | None:
+        """Compile the kernels of all other forms that a GPU is to run, to the end."""
+        if self.of.compiler is None or len(self.full_plans) < 2:
+            return None
+        return self._keep(self._made_for_gpu(slice(1, None)))
+
+    def _made_for_gpu(self, which: slice) -> Compiled | Finding:
+        assert self.of.gpu is not None
+        plans, forms = self.full_plans[which], self.full_forms[which]
+        # Where the interpreter does not get as far, two runs of one configuration are no harm.
+        counts = self.of.gpu.counts(self.of.task.variations if self.forms else ())
+        return self._made(plans, forms, binary=True, wanted=[counts[form.size, form.dtype] for form in forms])
+
+    def _keep(self, made: Compiled | Finding) -> Finding | None:
         if isinstance(made, Finding):
             return made
-        self.compiled = made
+        self.compiled = made if self.compiled is None else self.compiled.and_(made)
         return None
 
     def _made(self, plans: list[Plan], forms: list[HostForm], **how: Any) -> Compiled | Finding:
@@ -364,19 +382,32 @@ class _Judging:
             self.evidence["fragile"] += fragile
         return outcome, order, found
 
+    def on_gpu_first(self) -> Finding | None:
+        """Run one case at full shapes of what was wrong at a tiny size; returns what is wrong with it there too."""
+        if self.of.gpu is None or "tiny" not in self.evidence or len(self.full_plans) < 2:
+            return None
+        return self._on_gpu(self.of.gpu.first_run()).finding
+
     def on_gpu(self) -> Finding | None:
         """Run the plans at full shapes, and time them."""
         if self.of.gpu is None:
             return None
-        plans = {(form.size, form.dtype): plan for form, plan in zip(self.full_forms, self.full_plans, strict=True)}
         narrow = any(map(may_narrow, self.full_plans))
-        runs = self.of.gpu.runs(self.seen, alone=not self.forms, narrow=narrow)
-        with self.clock("gpu"):
-            result = self.of.gpu.judge(plans, self.compiled, runs, self._rest)
-        self.clock.times |= {f"gpu wait for {what}": seconds for what, seconds in result.waits.items()}
+        result = self._on_gpu(self.of.gpu.runs(self.seen, alone=not self.forms, narrow=narrow))
         self.evidence["gpu"] = dict(result.evidence)
         self.evidence["fragile"] += result.fragile
         return result.finding
+
+    def _on_gpu(self, runs: Runs) -> GpuResult:
+        assert self.of.gpu is not None
+        groups = {case.group for case in runs.cases}
+        keys = [(form.size, form.dtype) for form in self.full_forms]
+        plans = {key: plan for key, plan in zip(keys, self.full_plans, strict=True) if key in groups}
+        with self.clock("gpu"):
+            result = self.of.gpu.judge(plans, self.compiled, runs, self._rest)
+        for what, seconds in result.waits.items():
+            self.clock.times[f"gpu wait for {what}"] = self.clock.times.get(f"gpu wait for {what}", 0.0) + seconds
+        return result
 
 
 def _of_the_size(found: Finding, outcome: Outcome, left: Collection[str]) -> bool:

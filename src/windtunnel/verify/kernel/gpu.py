@@ -176,6 +176,10 @@ class GpuStages:
             (*sorted(cases, key=lambda case: case.group == first.group), *[first] * timed), new_seed(), timed, self.calls, alone
         )
 
+    def first_run(self) -> Runs:
+        """Return a run of the first case alone, which nobody times."""
+        return Runs((Case(self.size, self.task.dtypes[0], "plain", self.task.training),), new_seed(), 0, self.calls)
+
     def sizes(self) -> list[str]:
         """Return the sizes that a plan is needed for."""
         return list(dict.fromkeys(case.size for case in self.runs().cases))
