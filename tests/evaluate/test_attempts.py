@@ -45,6 +45,21 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
     assert 88 <= held <= 100
 
 
+def test_questions_alike_are_drawn_together() -> None:
+    """Eight kinds of five questions that are right or wrong together: forty independent ones would be too sure."""
+    random, held, held_alone = np.random.default_rng(2), 0, 0
+    for _ in range(100):
+        right = np.repeat(random.random(8) < 0.5, 5).tolist()
+        rows = [(Answer(Question((i,), "", "", group=f"kind {i // 5}"), "", one, False),) * 2 for i, one in enumerate(right)]
+        found, alone = Attempts(Drawing(2), tuple(rows)), Attempts(Drawing(2), tuple(tried(one, one) for one in right))
+        assert found.pass_at(1).value == alone.pass_at(1).value
+        held += found.pass_at(1).low <= 0.5 <= found.pass_at(1).high
+        held_alone += alone.pass_at(1).low <= 0.5 <= alone.pass_at(1).high
+    assert held >= 85
+    assert held_alone <= 70
+    assert found.to_json()["interval"] == "bootstrap over kinds of questions"
+
+
 def test_no_two_attempts_have_the_same_seed_and_the_same_drawing_repeats() -> None:
     questions = [Question((i,), "", "") for i in range(1, 20)]
     jobs = Drawing(7, 0.8, seed=3).jobs(questions, 12)

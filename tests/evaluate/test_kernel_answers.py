@@ -8,7 +8,7 @@ import pytest
 
 from windtunnel.data import TaskReader
 from windtunnel.evaluate import Completion, Judge, Question
-from windtunnel.evaluate.kernel_questions import tasks_of
+from windtunnel.evaluate.kernel_questions import group_of, records_of, spread
 from windtunnel.recipe import FineTune, Gates, KernelTasks, Recipe, UserError, load_recipe, stage_recipe
 from windtunnel.run import Point
 from windtunnel.train import judge_gates
@@ -32,10 +32,21 @@ def test_a_question_finds_its_task_whatever_a_tokenizer_made_of_blanks() -> None
     recipe = kernels(*FEW)
     tasks = drawn(recipe)
     prompts = [f"user\n{task.prompt}\nassistant".replace("\n\n", "\n") for task in tasks[::-1]]
-    assert tasks_of(prompts, recipe) == [task.record["task"] for task in tasks[::-1]]
-    assert tasks_of(["```python\nx = 1\n```", "no code"], recipe) == [None, None]
+    assert records_of(prompts, recipe) == [task.record for task in tasks[::-1]]
+    assert records_of(["```python\nx = 1\n```", "no code"], recipe) == [None, None]
     with pytest.raises(UserError, match=r"stages\.sft\.answers\.metric: kernel judges"):
-        tasks_of(prompts, load_recipe("finetune"))
+        records_of(prompts, load_recipe("finetune"))
+
+
+def test_questions_are_of_as_many_kinds_as_can_be_and_everyone_is_asked_once() -> None:
+    groups = ["a", "a", "b", None, "a", "b", None, "c"]
+    order = [4, 0, 6, 1, 5, 7, 2, 3]
+    assert spread(order, groups) == [4, 6, 5, 7, 3, 0, 2, 1]
+    assert spread(order, [None] * 8) == order
+    kinds = [group_of(task.record) for task in drawn(kernels())]
+    assert len(set(kinds)) > 100
+    first = [kinds[i] for i in spread(range(len(kinds)), kinds)[: len(set(kinds))]]
+    assert len(set(first)) == len(first)
 
 
 def test_the_verifier_judges_held_out_kernels() -> None:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from .equity import Figures, figures
     from .flop_matched import Length, Member, flop_matched_members
     from .held_out import Measured, held_out_units, measure
+    from .kernel_questions import group_of, spread
     from .loss import Measure, Validation, bits_per_byte, validation_loss
     from .match import ExactMatch, exact_match, wilson
     from .new_theses import FilePredictions, predict_file
@@ -130,6 +131,7 @@ __all__ = [
     "flop_matched_members",
     "generate_answers",
     "greedy_jobs",
+    "group_of",
     "held_out_questions",
     "held_out_units",
     "judge_evaluation",
@@ -151,6 +153,7 @@ __all__ = [
     "run_account",
     "run_backtest",
     "samples",
+    "spread",
     "trades_csv",
     "validation_loss",
     "weigh",

@@ -39,7 +39,7 @@ from windtunnel.verify import (
 from windtunnel.verify import broken as unknown
 
 from .actions import read_action
-from .kernel_questions import tasks_of
+from .kernel_questions import group_of, records_of, spread
 from .match import wilson
 
 AT_ONCE = 32
@@ -55,12 +55,20 @@ class Question:
 
     Attributes:
         task: what a verifier is given in the truth's place; None: nothing.
+        group: of questions that are alike, whose answers are right or wrong together; None: it stands alone.
     """
 
     ids: tuple[int, ...]
     prompt: str
     truth: str
     task: Any = field(default=None, compare=False, repr=False)
+    group: str | None = field(default=None, compare=False, repr=False)
+
+
+def groups_of(questions: Sequence[Question]) -> list[str] | None:
+    """Return a name of each question's group; None where each stands alone."""
+    names = [f"alone {i}" if question.group is None else question.group for i, question in enumerate(questions)]
+    return names if len(set(names)) < len(names) else None
 
 
 @dataclass(frozen=True)
@@ -194,6 +202,7 @@ def held_out_questions(
     order = np.argsort(np.random.Philox(key=key).random_raw(len(samples)), kind="stable")
     asked: dict[tuple[int, ...], tuple[Question, int]] = {}
     ends, too_long = {data.tokenizer.eos}, 0
+    kernels = recipe.sft is not None and recipe.sft.answers is not None and recipe.sft.answers.metric == "kernel"
     for i in order[::-1] if from_end else order:
         file, number = samples[i]
         prompt, turn = (part.tolist() for part in file.last_turn(number))
@@ -204,7 +213,7 @@ def held_out_questions(
             ends.add(turn[-1])
         question = Question(tuple(prompt), data.tokenizer.decode(prompt), data.tokenizer.decode(turn))
         asked.setdefault(question.ids, (question, number))
-        if len(asked) == most:
+        if len(asked) == most and not kernels:
             break
     if not asked:
         raise UserError(
@@ -213,9 +222,11 @@ def held_out_questions(
             "--set stages.sft.answers.tokens=... to fewer, or raise model.sequence",
         )
     questions, numbers = zip(*asked.values(), strict=True)
-    if recipe.sft is not None and recipe.sft.answers is not None and recipe.sft.answers.metric == "kernel":
-        tasks = tasks_of([question.prompt for question in questions], recipe)
-        questions = tuple(replace(question, task=task) for question, task in zip(questions, tasks, strict=True))
+    if kernels:
+        records = [record or {} for record in records_of([question.prompt for question in questions], recipe)]
+        chosen = spread(range(len(questions)), [group_of(record) for record in records])[:most]
+        questions = tuple(replace(questions[i], task=records[i].get("task"), group=group_of(records[i])) for i in chosen)
+        numbers = tuple(numbers[i] for i in chosen)
     return Questions(questions, frozenset(ends), too_long, numbers)
 
 

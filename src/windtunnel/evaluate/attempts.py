@@ -20,8 +20,8 @@ from windtunnel.generate import Decoder, GenerationJob
 from windtunnel.recipe import UserError
 from windtunnel.verify import KernelOutcome
 
-from .answers import AT_ONCE, Answer, Completion, Judging, Question, Questions, complete_jobs
-from .bootstrap import Array, Interval, interval_of
+from .answers import AT_ONCE, Answer, Completion, Judging, Question, Questions, complete_jobs, groups_of
+from .bootstrap import Array, Interval, cluster_sums, interval_of, number_clusters
 
 ATTEMPT_SEED = 109
 MOST = 1000
@@ -78,13 +78,18 @@ class Attempts:
         """Return the k of which pass@k is told: 1, 10 and 100 as far as there are so many attempts, and their number."""
         return tuple(sorted({k for k in (1, 10, 100) if k < self.drawing.each} | {self.drawing.each}))
 
+    @property
+    def groups(self) -> list[str] | None:
+        """Return the group of each question; None where each stands alone."""
+        return groups_of([tried[0].question for tried in self.answers])
+
     def solved(self, k: int) -> Array:
         """Return (questions,) estimates that one of k attempts is right; NaN where fewer than k are judged."""
         return np.array([pass_at(k, *_counts(tried)) for tried in self.answers])
 
     def pass_at(self, k: int) -> Interval:
         """Return the mean over questions of which at least k attempts are judged."""
-        return _mean_interval(self.solved(k))
+        return _mean(self.solved(k), self.groups)
 
     def kernels(self) -> dict[str, Interval]:
         """Return shares of all judged attempts, and `speedup`, the geometric mean over those right and timed; empty: no kernels.
@@ -94,19 +99,23 @@ class Attempts:
         tried = [[one.outcome for one in each if one.outcome is not None] for each in self.answers]
         if not any(tried):
             return {}
+        groups = self.groups
+
+        def share(wanted: Callable[[KernelOutcome], bool]) -> Interval:
+            return _ratio(np.array([(sum(map(wanted, each)), len(each)) for each in tried], dtype=np.float64), groups)
+
         found = {
-            "valid": _share(tried, lambda one: one.valid),
-            "compiled": _share(tried, lambda one: one.compiled),
-            "right": _share(tried, lambda one: one.right),
+            "valid": share(lambda one: one.valid),
+            "compiled": share(lambda one: one.compiled),
+            "right": share(lambda one: one.right),
         }
         right = [one for each in tried for one in each if one.right]
         if not right or any(one.speedup is None for one in right):
             return found
         for name, least in FASTER.items():
-            found[name] = _share(tried, partial(_faster, least))
+            found[name] = share(partial(_faster, least))
         logs = [[math.log(one.speedup) for one in each if one.speedup] for each in tried]
-        sums = np.array([(sum(each), len(each)) for each in logs], dtype=np.float64)
-        found["speedup"] = interval_of(sums, lambda drawn: np.exp(drawn[..., 0] / drawn[..., 1]))
+        found["speedup"] = _ratio(np.array([(sum(each), len(each)) for each in logs], dtype=np.float64), groups, np.exp)
         return found
 
     def to_json(self) -> dict[str, Any]:
@@ -117,7 +126,7 @@ class Attempts:
             "questions": len(self.answers), "each": self.drawing.each, "temperature": self.drawing.temperature,
             "unknown": sum(one.right is None for one in every), "cut": sum(one.cut for one in every),
             "pass_at": {str(k): self.pass_at(k).to_json() for k in self.ks},
-            "confidence": 0.95, "interval": "bootstrap over questions",
+            "confidence": 0.95, "interval": f"bootstrap over {'questions' if self.groups is None else 'kinds of questions'}",
         } | ({"kernels": {name: value.to_json() for name, value in kernels.items()}} if kernels else {})  # fmt: skip
 
 
@@ -143,8 +152,8 @@ def pass_at(k: int, n: int, right: int) -> float:
 
 
 def passed_over(mine: Attempts, other: Attempts) -> dict[int, Interval]:
-    """Return mine minus the other's pass@k on the same questions, with the interval of a bootstrap over questions."""
-    return {k: _mean_interval(mine.solved(k) - other.solved(k)) for k in mine.ks}
+    """Return mine minus the other's pass@k on the same questions, with the interval of a bootstrap over them or their kinds."""
+    return {k: _mean(mine.solved(k) - other.solved(k), mine.groups) for k in mine.ks}
 
 
 def attempt_rows(mine: Attempts, other: Attempts | None, gain: Mapping[int, Interval]) -> list[list[str]]:
@@ -176,21 +185,29 @@ def _counts(tried: Sequence[Answer]) -> tuple[int, int]:
     return len(known), sum(known)
 
 
-def _mean_interval(values: Array) -> Interval:
-    """Return the mean of what is known; NaN where nothing is."""
-    known = values[~np.isnan(values)]
-    if not len(known):
+def _mean(values: Array, groups: Sequence[str] | None) -> Interval:
+    """Return the mean of what is known of each question; NaN where nothing is."""
+    known = ~np.isnan(values)
+    return _ratio(np.stack([np.where(known, values, 0.0), known], -1), groups)
+
+
+def _ratio(sums: Array, groups: Sequence[str] | None, of: Callable[[Array], Array] = np.asarray) -> Interval:
+    """Return one sum over questions by another, with its interval; NaN where nothing is known of any.
+
+    Args:
+        sums: (questions, 2) what is summed; of a question of which nothing is known the second is 0.
+        groups: of the questions, which are then drawn as a whole; None: each stands alone.
+        of: what is told of the ratio.
+    """
+    kept = sums[:, 1] > 0
+    if not kept.any():
         return Interval(math.nan, math.nan, math.nan)
-    sums = np.stack([known, np.ones(len(known))], -1)
-    return interval_of(sums, lambda drawn: drawn[..., 0] / drawn[..., 1])
+    known = sums[kept]
+    if groups is not None:
+        known = cluster_sums(known, *number_clusters([group for group, is_kept in zip(groups, kept, strict=True) if is_kept]))
+    return interval_of(known, lambda drawn: of(drawn[..., 0] / drawn[..., 1]))
 
 
 def _faster(least: float, one: KernelOutcome) -> bool:
     """Say whether a kernel is right, and more than `least` times as fast as PyTorch."""
     return one.speedup is not None and one.speedup > least
-
-
-def _share(tried: Sequence[Sequence[KernelOutcome]], wanted: Callable[[KernelOutcome], bool]) -> Interval:
-    """Return the share of attempts that are `wanted`, of questions with any that is judged."""
-    sums = np.array([(sum(map(wanted, each)), len(each)) for each in tried if each], dtype=np.float64)
-    return interval_of(sums, lambda drawn: drawn[..., 0] / drawn[..., 1])

@@ -1,9 +1,10 @@
-"""Held-out conversations that ask for a kernel: each finds its task again, which the verifier of kernels needs."""
+"""Held-out questions that ask for a kernel: conversations find their task again; of what is alike as few as can be are asked."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from windtunnel.data import TaskReader
@@ -12,8 +13,8 @@ from windtunnel.recipe import ConversationCorpus, KernelTasks, MixtureCorpus, Re
 _BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
 
-def tasks_of(prompts: Sequence[str], recipe: Recipe) -> list[dict[str, Any] | None]:
-    """Return the kernel task that each prompt shows the module of; None where the recipe's data have none such.
+def records_of(prompts: Sequence[str], recipe: Recipe) -> list[dict[str, Any] | None]:
+    """Return the record of the kernel task that each prompt shows the module of; None where the recipe's data have none such.
 
     Tasks are drawn anew, as when the data were prepared, until all are found.
 
@@ -32,7 +33,7 @@ def tasks_of(prompts: Sequence[str], recipe: Recipe) -> list[dict[str, Any] | No
         for task in TaskReader(asked, recipe.seed).read() if left else ():
             module = _module(task.prompt)
             if module in left:
-                found[module] = task.record["task"]
+                found[module] = task.record
                 left.discard(module)
             if not left:
                 break
@@ -50,3 +51,25 @@ def _sources(recipe: Recipe) -> Iterator[KernelTasks]:
     for one in [source.corpus for source in corpus.sources] if isinstance(corpus, MixtureCorpus) else [corpus]:
         if isinstance(one, ConversationCorpus) and one.kernels is not None:
             yield one.kernels
+
+
+def group_of(record: Mapping[str, Any]) -> str | None:
+    """Return what tasks that are alike have in common, their operators; None: nothing is known of it."""
+    operators = record.get("operators")
+    return "+".join(map(str, operators)) if isinstance(operators, list) and operators else None
+
+
+def spread(order: Sequence[int], groups: Sequence[str | None]) -> list[int]:
+    """Return an order of which every beginning is of as many groups as can be: one of each, then a second of each, and so on.
+
+    Args:
+        order: numbers of questions; of one group the first come first.
+        groups: of each number. None: it is alike to no other.
+    """
+    seen = Counter[str]()
+    turns = []
+    for number in order:
+        group = groups[number]
+        turns.append(0 if group is None else seen[group])
+        seen.update([] if group is None else [group])
+    return [order[place] for place in sorted(range(len(order)), key=turns.__getitem__)]

@@ -11,7 +11,6 @@ import numpy as np
 
 from .answers import Answered
 from .bootstrap import cluster_sums, flip_signs, interval_of, number_clusters
-from .classification import HOW
 from .match import Z95
 from .scored import Scored
 
@@ -58,7 +57,7 @@ def loss_difference(mine: Scored, other: Scored) -> Paired:
     return Paired(found.value, found.low, found.high, "bootstrap over sequences")
 
 
-def gain_over(mine: Answered, other: Answered, clusters: Sequence[str] | None = None) -> Gain | None:
+def gain_over(mine: Answered, other: Answered, clusters: Sequence[str] | None = None, of: str = "dates") -> Gain | None:
     """Return mine minus the other's share of right answers, on questions of which both are judged; None where there is none.
 
     The interval is Bonett and Price's for paired shares (2012, Journal of Educational and Behavioral Statistics 37),
@@ -69,6 +68,7 @@ def gain_over(mine: Answered, other: Answered, clusters: Sequence[str] | None = 
         other: the other's, to the same questions in the same order.
         clusters: what each question belongs to where they are not, such as its date: whole clusters are then drawn again,
             and the p value is that of flipping the signs of theirs.
+        of: what clusters are, in words.
     """
     names = clusters or range(len(mine.answers))
     kept = [
@@ -86,7 +86,7 @@ def gain_over(mine: Answered, other: Answered, clusters: Sequence[str] | None = 
         sums = cluster_sums(each, numbers, count)
         found = interval_of(sums, lambda drawn: drawn[..., 0] / drawn[..., 1])
         p = flip_signs(sums[:, 0])
-        return Gain(found.value, found.low, found.high, HOW, n, better, worse, p, "signs of dates flipped")
+        return Gain(found.value, found.low, found.high, f"bootstrap over {of}", n, better, worse, p, f"signs of {of} flipped")
     up, down = (better + 1) / (n + 2), (worse + 1) / (n + 2)
     half = Z95 * math.sqrt((up + down - (up - down) ** 2) / (n + 2))
     low, high = max(-1.0, up - down - half), min(1.0, up - down + half)

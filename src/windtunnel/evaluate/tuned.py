@@ -17,7 +17,7 @@ from windtunnel.recipe import Answers, Recipe, ThesisCorpus, UserError
 
 from .action_plot import write_action_plot
 from .action_report import ActionReport, report_actions
-from .answers import Answered, Completion, Judge, Judging, Question, Questions, answer_questions, held_out_questions
+from .answers import Answered, Completion, Judge, Judging, Question, Questions, answer_questions, groups_of, held_out_questions
 from .attempts import Attempts, Drawing, draw_attempts, judge_attempts, passed_over
 from .bootstrap import Interval
 from .classification import macro_f1_over
@@ -250,7 +250,8 @@ def _compare(
     dates = [prediction.as_of_date for prediction in mine.made]
     gain = None
     if mine.answered is not None and other.answered is not None:
-        gain = gain_over(mine.answered, other.answered, dates or None)
+        groups = groups_of([answer.question for answer in mine.answered.answers])
+        gain = gain_over(mine.answered, other.answered, dates or groups, "dates" if dates else "kinds of questions")
     loss = None if mine.scored is None or other.scored is None else loss_difference(mine.scored, other.scored)
     its = None if actions is None else report_actions(other.made, labels)
     ahead = None if actions is None or its is None else macro_f1_over(actions.scores, its.scores)

@@ -15,10 +15,10 @@ import numpy as np
 from windtunnel.actors import joined
 from windtunnel.checkpoint import CheckpointStore
 from windtunnel.data import PreparedData, PromptFile, PromptLoader, end_of_answer, template_of
-from windtunnel.evaluate import Answered, Completion, Question, Questions, complete_by, greedy_jobs
+from windtunnel.evaluate import Answered, Completion, Question, Questions, complete_by, greedy_jobs, group_of, spread
 from windtunnel.generate import WholeText
 from windtunnel.model import NewRows, hf_shape
-from windtunnel.recipe import GRPO, HuggingFaceModel, Recipe, UserError
+from windtunnel.recipe import GRPO, HuggingFaceModel, PromptCorpus, Recipe, UserError
 from windtunnel.train import Ask, ByCopy, Engine, Feed, HeldOutAnswers, HFEngine, Ranks, Work, Writer, build_hf_engine, train
 
 from .drift import Drift
@@ -188,7 +188,7 @@ def answer_ends(recipe: Recipe, data: PreparedData) -> frozenset[int]:
 
 
 def held_out_prompts(recipe: Recipe, data: PreparedData, most: int, *, from_end: bool = False) -> Questions:
-    """Return up to `most` different held-out prompts, the same ones for the recipe's seed.
+    """Return up to `most` different held-out prompts, the same ones for the recipe's seed; kernel tasks of all kinds that it can.
 
     Args:
         recipe: of the stage.
@@ -205,13 +205,18 @@ def held_out_prompts(recipe: Recipe, data: PreparedData, most: int, *, from_end:
     # A seed of its own, so that no other order of the recipe is the same as that of held-out prompts.
     key = np.array([recipe.seed + QUESTION_SEED, 0], dtype=np.uint64)
     order = np.argsort(np.random.Philox(key=key).random_raw(file.samples), kind="stable")
+    turns = [int(number) for number in (order[::-1] if from_end else order)]
+    groups: list[str | None] = [None] * file.samples
+    if isinstance(recipe.data.corpus, PromptCorpus) and recipe.data.corpus.kernels is not None:
+        groups = [group_of(file.prompt(number).data) for number in range(file.samples)]
     found: dict[tuple[int, ...], PromptQuestion] = {}
-    for number in order[::-1] if from_end else order:
-        prompt = file.prompt(int(number))
+    for number in spread(turns, groups):
+        prompt = file.prompt(number)
         if len(prompt.ids) <= stage.prompt_tokens:
             ids = tuple(prompt.ids.tolist())
             # Asked once: of prompts that are the same the answer would only be counted twice.
-            found.setdefault(ids, PromptQuestion(ids, prompt_text(prompt), as_text(prompt.answer) or "", source=prompt))
+            truth = as_text(prompt.answer) or ""
+            found.setdefault(ids, PromptQuestion(ids, prompt_text(prompt), truth, group=groups[number], source=prompt))
         if len(found) == most:
             break
     if not found:
