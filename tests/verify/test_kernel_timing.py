@@ -270,7 +270,7 @@ def test_what_is_wrong_at_once_is_compiled_in_its_first_form_alone(
     from test_kernel_autotune import Spy
     from test_kernel_funnel import KERNEL
 
-    monkeypatch.setattr("windtunnel.verify.kernel.funnel.GLANCE_SECONDS", HANG)
+    monkeypatch.setattr("windtunnel.verify.kernel.stages.GLANCE_SECONDS", HANG)
     numbers = {"tiny": {"ROWS": 4, "COLS": 24}, "full": {"ROWS": 8, "COLS": 48}, "full_ragged": {"ROWS": 7, "COLS": 45}}
     task = replace(bias, sizes=numbers, dtypes=("float32", "float16"))
     stages = GpuStages(task, box, box, device="cpu", index=None, baseline=(), clock=False)
@@ -296,10 +296,10 @@ def test_where_a_gpu_judges_values_a_kernel_may_be_made_for_the_files_own_sizes(
     """On the interpreter in place of a GPU: what is wrong at tiny sizes alone is left to full ones, races are not."""
     from test_kernel_funnel import KERNEL
 
-    from windtunnel.verify.kernel import funnel
+    from windtunnel.verify.kernel import stages as judged
 
     for name in ("GLANCE_SECONDS", "GLANCE_AT_MOST"):
-        monkeypatch.setattr(funnel, name, HANG)
+        monkeypatch.setattr(judged, name, HANG)
     task = replace(bias, sizes={"tiny": {"ROWS": 4, "COLS": 24}, "full": {"ROWS": 8, "COLS": 48}})
     stages = GpuStages(task, box, box, device="cpu", index=None, baseline=(), clock=False)
     made_for_full = KERNEL.replace("x + b, 0.0", "x + b * (n == 384), 0.0")
@@ -312,7 +312,7 @@ def test_where_a_gpu_judges_values_a_kernel_may_be_made_for_the_files_own_sizes(
     for source in (made_for_full, endless_at_tiny, asserts_full):
         with monkeypatch.context() as less:
             if source == endless_at_tiny:
-                less.setattr(funnel, "GLANCE_AT_MOST", 1.0)
+                less.setattr(judged, "GLANCE_AT_MOST", 1.0)
             found = verifier.verify(source)
         assert (found.accepted, found.stage) == (True, "full"), found
         assert found.evidence["tiny"]

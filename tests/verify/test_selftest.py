@@ -15,7 +15,7 @@ from windtunnel.rehearse import Context
 from windtunnel.rl import Rewards
 from windtunnel.verify import Sandbox, Verifiers, accept, require_working, self_test
 from windtunnel.verify.checks import works
-from windtunnel.verify.kernel import funnel
+from windtunnel.verify.kernel import stages
 from windtunnel.verify.kernel.tiny import Finding
 from windtunnel.verify.probes import PROBES, Probe
 from windtunnel.verify.selftest import TESTED, SelfTest, Trial, _fault
@@ -47,7 +47,7 @@ def test_it_passes_here_for_every_kind(verifiers: Verifiers) -> None:
 
 
 def test_a_verifier_that_accepts_what_is_wrong_is_named(verifiers: Verifiers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(funnel, "judge_tiny", lambda *_: None)
+    monkeypatch.setattr(stages, "judge_tiny", lambda *_: None)
     found = faults(self_test(verifiers, ["kernel"]))
     assert found["a kernel with wrong values"] == "a kernel with wrong values is wrong, and accepted"
     assert "a kernel that writes outside" in found
@@ -57,7 +57,7 @@ def test_a_verifier_that_accepts_what_is_wrong_is_named(verifiers: Verifiers, mo
 
 
 def test_a_verifier_that_refuses_everything_is_named(verifiers: Verifiers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(funnel, "judge_compile", lambda *_: Finding("compile", "does-not-compile", "ptxas is not there."))
+    monkeypatch.setattr(stages, "judge_compile", lambda *_: Finding("compile", "does-not-compile", "ptxas is not there."))
     found = faults(self_test(verifiers, ["kernel"]))
     assert "is right, and refused (stage compile, does-not-compile: ptxas is not there.)" in found["an element-wise kernel"]
     assert "for another reason" in found["a kernel with wrong values"]
