@@ -9,7 +9,16 @@ from types import ModuleType
 import pytest
 
 from windtunnel.plan import make_plan
-from windtunnel.plan.judging import CORE_SECONDS, MOST_WORKERS, REPLAYED_KERNELS, TIMED_KERNELS, judge_answers
+from windtunnel.plan.judging import (
+    CORE_SECONDS,
+    GENERATED_KERNELS,
+    MOST_WORKERS,
+    REPLAYED_KERNELS,
+    TIMED_KERNELS,
+    Asked,
+    asked_of,
+    judge_answers,
+)
 from windtunnel.recipe import load_recipe, stage_recipe
 from windtunnel.rig import parse_rig
 
@@ -41,7 +50,7 @@ def test_every_verifiers_time_is_the_measured_one() -> None:
 
 
 def test_kernels_are_judged_at_a_speed_that_was_measured_and_the_plan_says_at_which() -> None:
-    for speed in (TIMED_KERNELS, REPLAYED_KERNELS):
+    for speed in (TIMED_KERNELS, REPLAYED_KERNELS, GENERATED_KERNELS):
         found = json.loads((BENCHMARKS / "results" / speed.file).read_text())
         for key in speed.entry:
             found = found[key]
@@ -53,6 +62,25 @@ def test_kernels_are_judged_at_a_speed_that_was_measured_and_the_plan_says_at_wh
     assert REPLAYED_KERNELS.file in used
     assert "3.5 kernels a second" in other
     assert TIMED_KERNELS.file in other
+
+
+def test_generated_tasks_are_judged_at_their_own_speed_unless_they_are_timed() -> None:
+    right = "stages.rl.rewards=[{kind: kernel, key: task}]"
+
+    def seconds(rig: str, *sets: str) -> float:
+        recipe = stage_recipe(load_recipe("kernels", [*sets, "stages.rl.cross_check=0"]), "rl")
+        assert recipe.rl is not None
+        return judge_answers(recipe.rl, parse_rig(rig), 1, 1000, asked_of(recipe)).seconds
+
+    assert seconds("H100") == pytest.approx(1000 / REPLAYED_KERNELS.per_second), "the recipe rewards speed"
+    assert seconds("8xH100", right) == pytest.approx(1000 / GENERATED_KERNELS.per_second)
+    few = parse_rig("g5.xlarge").cpu_cores
+    assert few < (GENERATED_KERNELS.cores or 0)
+    assert seconds("g5.xlarge", right) == pytest.approx(
+        1000 / GENERATED_KERNELS.per_second * (GENERATED_KERNELS.cores or 0) / few
+    )
+    mine = "stages.rl.set={data.corpus: {kind: prompts, kernels: {tasks: 100, problems: [mine.py]}}}"
+    assert seconds("8xH100", right, mine) == pytest.approx(1000 / REPLAYED_KERNELS.per_second)
 
 
 def test_a_round_waits_for_its_judges() -> None:
@@ -74,8 +102,8 @@ def test_a_judge_of_one_subject_judges_its_share_of_the_prompts() -> None:
     answers = stage.prompts * stage.samples / 3
     third = pytest.approx(answers * (CORE_SECONDS["math"] + CORE_SECONDS["code"]) / MOST_WORKERS)
     assert judge_answers(stage, rig, 1).seconds == third
-    assert judge_answers(stage, rig, 1, subjects=("mathematics", "general", "code")).seconds == third
-    assert judge_answers(stage, rig, 1, subjects=("code",)).seconds == pytest.approx(
+    assert judge_answers(stage, rig, 1, asked=Asked(("mathematics", "general", "code"))).seconds == third
+    assert judge_answers(stage, rig, 1, asked=Asked(("code",))).seconds == pytest.approx(
         3 * answers * CORE_SECONDS["code"] / MOST_WORKERS
     )
 

@@ -32,7 +32,7 @@ from .finetune import (
     steps_between,
 )  # fmt: skip
 from .hf_work import Totals, Workload, totals
-from .judging import judge_answers, subjects_of
+from .judging import asked_of, judge_answers
 from .memory import BF16, GIB
 from .plan import Case, Draft
 from .rollout import FEW, WEIGHT_BYTES, largest_engine, plan_engines
@@ -136,7 +136,7 @@ def draft_here(case: Case, stage: GRPO, c: HFConstants) -> Draft:
     passes = int(stage.reference) + int(stage.updates > 1)
     # Answers end at different times, and the last of them are few.
     generation = (0.5 + stage.mean_answer / 2) * answer_seconds(sums, learner.layout, rig, c)
-    judging = judge_answers(stage, rig, 1, subjects=subjects_of(recipe))
+    judging = judge_answers(stage, rig, 1, asked=asked_of(recipe))
     terms = {
         "generation": generation,
         "judging": max(0.0, judging.seconds - judging.hidden * generation),
@@ -178,7 +178,7 @@ def held_out_seconds(recipe: Recipe, sums: Totals, layout: Layout, rig: Rig, c: 
     assert stage is not None
     if stage.answers is None:
         return 0.0
-    judging = judge_answers(stage, rig, 1, answers=stage.answers.prompts, subjects=subjects_of(recipe))
+    judging = judge_answers(stage, rig, 1, answers=stage.answers.prompts, asked=asked_of(recipe))
     return answer_seconds(sums, layout, rig, c) + judging.seconds
 
 
@@ -199,7 +199,7 @@ def _by_engines(found: Round, recipe: Recipe, sums: Totals, rig: Rig, c: HFConst
     # What a learner keeps on the same GPUs leaves as much less for keys and values.
     held = found.engine.components.get("learner", 0.0)
     engine = plan_engines(sums.work.shape, once, rig, found.engine.gpus, c, held)
-    judging = judge_answers(stage, rig, 1, answers=held_out.prompts, subjects=subjects_of(recipe))
+    judging = judge_answers(stage, rig, 1, answers=held_out.prompts, asked=asked_of(recipe))
     return found.terms.get("weight sync", 0.0) + engine.seconds + judging.seconds
 
 

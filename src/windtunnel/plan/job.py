@@ -6,7 +6,7 @@ What needs no GPU is priced twice: on the rig, whose GPUs then wait, and on a ma
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from windtunnel.model import HFShape, download_rate, hub_id, weights_folder
@@ -15,7 +15,7 @@ from windtunnel.rig import Rig, load_catalog
 
 from .constants import HFConstants, load_hf_constants
 from .hf_work import PROMPT_TOKENS, read_shape
-from .judging import judge_answers, subjects_of
+from .judging import asked_of, judge_answers
 from .rollout import EnginePlan, plan_engines
 from .text import count_text, hours_text, seconds_text
 from .types import Plan
@@ -271,7 +271,8 @@ class _Steps:
         starting = self.c.engine_start_seconds + self.shape.published_bytes / (self.c.load_gbs * 1e9)
         seconds, source = models * (starting + engine.seconds), _decoding(engine, questions, models)
         if policy is not None and counted:
-            judging = judge_answers(policy, self.rig, 1, models * prompts, subjects_of(self.recipe))
+            about = replace(asked_of(self.recipe), generated=False)  # an evaluation times kernels
+            judging = judge_answers(policy, self.rig, 1, models * prompts, about)
             seconds, source = (
                 seconds + judging.seconds,
                 f"{source}; judging {hours_text(judging.seconds / 3600)}: {judging.source}",

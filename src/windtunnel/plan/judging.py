@@ -24,26 +24,36 @@ class Speed:
         file: under benchmarks/results.
         entry: in it, by keys and indices.
         what: was judged.
+        cores: that were busy with it, where fewer would have judged fewer; None: that was not the limit.
     """
 
     per_second: float
     file: str
     entry: tuple[str | int, ...]
     what: str
+    cores: int | None = None
 
     def __str__(self) -> str:
-        return f"{self.per_second:.1f} kernels a second and machine, {self.what} (benchmarks/results/{self.file})"
+        on = "" if self.cores is None else f" by {self.cores} cores"
+        return f"{self.per_second:.1f} kernels a second and machine{on}, {self.what} (benchmarks/results/{self.file})"
+
+    def on(self, cores: int) -> float:
+        """Return kernels a second on a machine with so many cores."""
+        return self.per_second if self.cores is None else self.per_second * min(1.0, cores / self.cores)
 
 
 REPLAYED_KERNELS = Speed(
     3.56, "verify-replay-h100.json", ("foreign", "per_second"), "models' answers to KernelBench at its shapes, not timed"
 )
 """What plans count with: what models write, by the judge as it is."""
+GENERATED_KERNELS = Speed(
+    14.3, "verify-generated-h100.json", ("four_pairs", "foreign", "per_second"), "right ones to generated tasks, not timed", 24
+)
+"""What they count with where all tasks are the generator's, and no reward is for speed."""
 TIMED_KERNELS = Speed(
     3.49, "verify-speed-gpu.json", ("gpu_scaling", 5, "per_second"), "a small right one over and over, run and timed on a GPU"
 )
 """Of an earlier judge and the easiest of tasks: told beside, as what answers cost at least."""
-GPU_SOURCE = f"{REPLAYED_KERNELS}; not counted with: {TIMED_KERNELS}"
 MOST_WORKERS = 32
 """Answers judged at once by a process that learns."""
 TUNING_WORKERS = 4
@@ -69,11 +79,30 @@ class Judging:
     source: str
 
 
-def subjects_of(recipe: Recipe) -> tuple[str, ...]:
-    """Return the subjects of a recipe's prompts, of which it has as many of each; none where that is not known."""
+@dataclass(frozen=True)
+class Asked:
+    """What a recipe's prompts ask for.
+
+    Attributes:
+        subjects: of which there are as many of each; none: those that the judges are `of` share the prompts evenly.
+        generated: all are kernel tasks of the generator.
+    """
+
+    subjects: tuple[str, ...] = ()
+    generated: bool = False
+
+
+ANYTHING = Asked()
+
+
+def asked_of(recipe: Recipe) -> Asked:
+    """Return what a recipe's prompts ask for."""
     corpus = recipe.data.corpus
-    exercises = corpus.exercises if isinstance(corpus, PromptCorpus) else None
-    return () if exercises is None else tuple(exercises.subjects)
+    if not isinstance(corpus, PromptCorpus):
+        return ANYTHING
+    kernels = corpus.kernels
+    generated = kernels is not None and not (kernels.problems or kernels.pairs)
+    return Asked(() if corpus.exercises is None else tuple(corpus.exercises.subjects), generated)
 
 
 def judges_gib(kinds: Collection[str], rig: Rig, most: int = MOST_WORKERS) -> float:
@@ -89,7 +118,7 @@ def judge_metric(metric: str, answers: int, rig: Rig) -> float:
     return max(seconds, answers / REPLAYED_KERNELS.per_second) if metric == "kernel" and rig.gpu is not None else seconds
 
 
-def judge_answers(stage: GRPO, rig: Rig, processes: int, answers: int | None = None, subjects: tuple[str, ...] = ()) -> Judging:
+def judge_answers(stage: GRPO, rig: Rig, processes: int, answers: int | None = None, asked: Asked = ANYTHING) -> Judging:
     """Return what judging answers takes, all of them as dear as a right one, which goes through every check.
 
     Of a round that is every answer's own judgement, and those of cross checks. Kernels are run on a GPU where the rig has one,
@@ -101,13 +130,13 @@ def judge_answers(stage: GRPO, rig: Rig, processes: int, answers: int | None = N
         rig: where.
         processes: that judge, each its own answers.
         answers: how many; None: those of a round.
-        subjects: of the prompts, as many of each; none: those that the judges are `of`, which then share them evenly.
+        asked: what the prompts ask for.
     """
     again = cross_checks(stage, processes) if answers is None else 0.0
     answers = stage.prompts * stage.samples if answers is None else answers
     cores = max(1, min(rig.cpu_cores * rig.nodes, MOST_WORKERS * processes))
     # A kernel that several rewards look at is judged once.
-    subjects = subjects or tuple(dict.fromkeys(source.of for source in stage.sources if source.of is not None))
+    subjects = asked.subjects or tuple(dict.fromkeys(source.of for source in stage.sources if source.of is not None))
     shares = {
         (source.kind, source.of, source.key if source.kind == "kernel" else i): 1.0
         if source.of is None
@@ -123,8 +152,10 @@ def judge_answers(stage: GRPO, rig: Rig, processes: int, answers: int | None = N
     core_seconds = sum(count * CORE_SECONDS.get(kind, 0.0) for kind, count in judgements.items())
     seconds, hidden, sources = core_seconds / cores, 1.0, [CPU_SOURCE] if core_seconds else []
     if "kernel" in kinds and rig.gpu is not None:
-        on_gpus = judgements["kernel"] / (REPLAYED_KERNELS.per_second * rig.nodes)
-        seconds, hidden, sources = max(seconds, on_gpus), 0.0, [*sources, GPU_SOURCE]
+        fast = asked.generated and not any(source.speed for source in stage.sources)
+        speed = GENERATED_KERNELS if fast else REPLAYED_KERNELS
+        on_gpus = judgements["kernel"] / (speed.on(rig.cpu_cores) * rig.nodes)
+        seconds, hidden, sources = max(seconds, on_gpus), 0.0, [*sources, f"{speed}; not counted with: {TIMED_KERNELS}"]
     if again and sources:
         sources.append(f"of {answers:,} answers {again:,.0f} more judgements for stages.rl.cross_check={stage.cross_check:g}")
     free = sorted({kind for kind in kinds if kind not in CORE_SECONDS})

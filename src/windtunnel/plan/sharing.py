@@ -20,7 +20,7 @@ from .engine_fsdp import least_gib, static_bytes
 from .hf_layouts import HFTraining
 from .hf_steptime import forward_seconds, least_seconds
 from .hf_work import Totals, Workload, totals, workload_of
-from .judging import Judging, judge_answers, judges_gib, subjects_of
+from .judging import ANYTHING, Asked, Judging, asked_of, judge_answers, judges_gib
 from .memory import GIB
 from .rollout import FEW, EnginePlan, plan_engines, sync_seconds
 from .search import Candidate, Found
@@ -122,7 +122,7 @@ def search_round(recipe: Recipe, rig: Rig, c: HFConstants) -> tuple[Round, Total
         if best is not None and least > best[0]:
             break  # nor can any after it be before the best
         try:
-            found = plan_round(training, stage, rig, learners, engines, subjects=subjects_of(recipe))
+            found = plan_round(training, stage, rig, learners, engines, asked=asked_of(recipe))
         except UserError:
             # Of many ways to share only some divide evenly; what the recipe itself asks for is said.
             if stage.learners or stage.engines or rig.gpus == 1:
@@ -311,7 +311,7 @@ def _unhurried(searched: Found, seconds: float, error: float) -> Candidate:
 
 
 def plan_round(
-    training: HFTraining, stage: GRPO, rig: Rig, learners: int, engines: int, keeps: bool = True, subjects: tuple[str, ...] = ()
+    training: HFTraining, stage: GRPO, rig: Rig, learners: int, engines: int, keeps: bool = True, asked: Asked = ANYTHING
 ) -> Round:
     """Plan a round on so many learners and engines; as many of both as the rig has GPUs take turns.
 
@@ -322,7 +322,7 @@ def plan_round(
         learners: GPUs that learn.
         engines: GPUs that generate.
         keeps: whether learners that take turns with engines keep their states on the GPUs meanwhile.
-        subjects: of the prompts; see `judge_answers`.
+        asked: what the prompts ask for; see `judge_answers`.
 
     Raises:
         UserError: they cannot be spread evenly, or a layout contradicts itself.
@@ -350,7 +350,7 @@ def plan_round(
     updates = {name: stage.updates * seconds for name, seconds in learner.timed.terms.items()}
     # The reference scores each answer once; before several updates so does the policy, whose ratios are taken from that.
     passes = int(stage.reference) + int(stage.updates > 1)
-    judging = judge_answers(stage, rig, learners, subjects=subjects)
+    judging = judge_answers(stage, rig, learners, asked=asked)
     terms = {
         "generation": engine.seconds,
         "judging": judging.seconds,
