@@ -100,6 +100,16 @@ def test_unknown_key_names_file_line_key_and_nearest(recipe_file) -> None:
     assert refused(path) == f"{path}:7: model.deth: unknown key; nearest: depth"
 
 
+@pytest.mark.parametrize("given", ["checkpoints.every=5 steps", "checkpoints={every: 5 steps}"])
+def test_a_key_of_the_recipe_in_a_stage_is_named_with_its_place(given: str) -> None:
+    found = refused("rl", f"stages.rl.{given}")
+    assert found.startswith(
+        f"--set stages.rl.{given}: stages.rl.checkpoints: unknown key; checkpoints is a key of the recipe itself"
+    )
+    alone = load_recipe("rl", ["stages.rl.set={checkpoints.every: 5 steps}"])
+    assert stage_recipe(alone, "rl").checkpoints.every == load_recipe("rl", ["checkpoints.every=5 steps"]).checkpoints.every
+
+
 def test_unknown_key_inside_a_union_lists_that_kinds_keys(recipe_file) -> None:
     path = recipe_file(MINIMAL + "    zzzzzz: 1\n")
     assert refused(path) == f"{path}:5: data.corpus.zzzzzz: unknown key; valid: kind, megabytes"

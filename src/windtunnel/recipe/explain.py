@@ -60,7 +60,7 @@ def _line(parts: Path_, items: list[Any], model: type[BaseModel] | None, origin:
         case "extra_forbidden":
             names = [name for name, field in model.model_fields.items() if not field.exclude] if model else []
             stage = parts[1] if parts[0] == "stages" and len(parts) > 2 else "pretrain"
-            same = same_key(".".join(parts), first["input"], stage)
+            same = same_key(".".join(parts), first["input"], stage) or _of_recipe(parts)
             return f"{start}: unknown key; {same or _nearest(parts[-1], names) or 'valid: ' + ', '.join(names)}"
         case "missing":
             return f"{start}: missing; it must be given, with what `windtunnel recipe --keys {parts[0]}` lists"
@@ -78,6 +78,14 @@ def _line(parts: Path_, items: list[Any], model: type[BaseModel] | None, origin:
     return start + f": {message}{_got(first['input'])}{nearest}"
 
 
+def _of_recipe(parts: Path_) -> str:
+    """Say that a key of a stage is one of the recipe itself; nothing where it is none."""
+    if len(parts) != 3 or parts[0] != "stages" or parts[2] not in Recipe.model_fields:
+        return ""
+    _, stage, name = parts
+    return f"{name} is a key of the recipe itself, not of a stage; for this stage alone: stages.{stage}.set={{{name}...: ...}}"
+
+
 def _nullable(parts: Path_, model: type[BaseModel] | None) -> bool:
     field = model.model_fields.get(parts[-1]) if model is not None and parts else None
     return field is not None and type(None) in get_args(field.annotation)
@@ -89,6 +97,8 @@ def _where(parts: Path_, error: str, origin: dict[Path_, str], file: str) -> str
         parts = (*parts, "kind")
     elif error == "missing" and (*parts[:-1], "kind") in origin:
         return origin[(*parts[:-1], "kind")]
+    elif error == "extra_forbidden" and parts not in origin:  # who gave a part of a section made the section
+        parts = next((known for known in origin if known[: len(parts)] == parts), parts)
     return next((origin[parts[:n]] for n in range(len(parts), 0, -1) if parts[:n] in origin), file)
 
 
