@@ -346,9 +346,9 @@ class PlacedRank:
         release(self._actor)
 
     @classmethod
-    def stacks(cls, ranks: Sequence[PlacedRank]) -> dict[int, Stack]:
+    def stacks(cls, ranks: Sequence[PlacedRank], stopped: int | None = None) -> dict[int, Stack]:
         """See `Rank`."""
-        asked = {rank.number: rank._actor.call.remote(functools.partial(_stack, rank.number)) for rank in ranks}
+        asked = {rank.number: rank._actor.call.remote(functools.partial(_stack, rank.number, stopped)) for rank in ranks}
         found = dict[int, Stack]()
         for number, reference in asked.items():
             with contextlib.suppress(Exception):
@@ -393,6 +393,6 @@ def _seen(number: int, folder: Path, process: int) -> dict[str, Any]:
     return {"beat": told, "told": told_in(folder, number), "state": process_state(process)}
 
 
-def _stack(number: int, folder: Path, process: int) -> str:
-    found = ask(folder, {number: process})
+def _stack(number: int, stopped: int | None, folder: Path, process: int) -> str:
+    found = ask(folder, {number: process}, stopped)
     return found[number].text if number in found else ""

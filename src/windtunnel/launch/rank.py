@@ -54,8 +54,8 @@ class Rank(Protocol):
         """End it, and read what it still has printed."""
 
     @classmethod
-    def stacks(cls, ranks: Sequence[Any]) -> dict[int, Stack]:
-        """Return the stacks of those ranks that answer."""
+    def stacks(cls, ranks: Sequence[Any], stopped: int | None = None) -> dict[int, Stack]:
+        """Return the stacks of those ranks that answer. stopped: the number of one that is stopped, which is continued for it."""
 
 
 class LocalRank:
@@ -118,9 +118,9 @@ class LocalRank:
             reader.join(1.0)
 
     @classmethod
-    def stacks(cls, ranks: Sequence[LocalRank]) -> dict[int, Stack]:
+    def stacks(cls, ranks: Sequence[LocalRank], stopped: int | None = None) -> dict[int, Stack]:
         """See `Rank`."""
-        return ask(ranks[0]._beats, {rank.number: rank.process.pid for rank in ranks}) if ranks else {}
+        return ask(ranks[0]._beats, {rank.number: rank.process.pid for rank in ranks}, stopped) if ranks else {}
 
     def _read(self, stream: IO[str], error: bool) -> None:
         for line in stream:

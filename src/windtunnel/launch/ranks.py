@@ -45,7 +45,7 @@ ENDING_SECONDS = 10.0
 SAVING_SECONDS = 600.0
 TICK = 0.05
 STACKS = "stacks.txt"
-"""In the run's folder: the stacks of all ranks when one hung."""
+"""In the run's folder: the stacks of all ranks when one hung, or was stopped."""
 
 
 class RankFailed(UserError):
@@ -199,7 +199,9 @@ class _RankWatch:
         if time.monotonic() - rank.stopped_since < STILL_SECONDS:
             return False
         beat = rank.beat()
-        how = f"stood still for {STILL_SECONDS:.0f} s: it was stopped (SIGSTOP, or a debugger)"
+        stacks = type(rank).stacks([one for one in self._ranks if one.code is None], stopped=rank.number)
+        self._keep_stacks(stacks)
+        how = f"stood still for {STILL_SECONDS:.0f} s{_in(stacks.get(rank.number))}: it was stopped (SIGSTOP, or a debugger)"
         error = self._error(rank, how, beat)
         self._say(f"warn: {error.message}; it is continued, so that the run can save and end")
         with contextlib.suppress(OSError):
@@ -259,20 +261,22 @@ class _RankWatch:
         stack = stacks.get(rank.number)
         waits = stack is not None and stack.waits
         how = "waits for other ranks that do not come" if waits else "hangs"
-        in_what = f", in {stack.where}" if stack is not None and stack.where else ""
-        what = f"{how}: no sign of life for {beat.age:.0f} s{in_what}"
-        with contextlib.suppress(OSError):
-            text = "".join(
-                f"rank {one.number}: {self._doing(one)}\n{stacks[one.number].text if one.number in stacks else 'no answer'}\n"
-                for one in self._ranks
-            )
-            write_atomic(self._folder / STACKS, text)
+        what = f"{how}: no sign of life for {beat.age:.0f} s{_in(stack)}"
+        self._keep_stacks(stacks)
         self._say(f"warn: {self._error(rank, what, beat).message}; the ranks save what they can")
         rank.send(ABANDON)
         self._let_them_save(lambda: rank.send(signal.SIGKILL) if self._doing(rank) != KEEPING else None)
         raise self._error(rank, what, beat, f"the stacks of all ranks are in {self._folder / STACKS}")
 
     # What is told
+
+    def _keep_stacks(self, stacks: dict[int, Stack]) -> None:
+        text = "".join(
+            f"rank {one.number}: {self._doing(one)}\n{stacks[one.number].text if one.number in stacks else 'no answer'}\n"
+            for one in self._ranks
+        )
+        with contextlib.suppress(OSError):
+            write_atomic(self._folder / STACKS, text)
 
     def _say(self, text: str) -> None:
         with contextlib.suppress(OSError, ValueError):
@@ -288,6 +292,10 @@ class _RankWatch:
         return RankFailed(
             f"rank {rank.number} of {len(self._ranks)} {how}{at}{self._kept()}", f"{see}; {again}" if see else again
         )
+
+
+def _in(stack: Stack | None) -> str:
+    return f", in {stack.where}" if stack is not None and stack.where else ""
 
 
 def _frames(stack: Stack | None) -> object:

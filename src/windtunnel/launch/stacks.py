@@ -17,7 +17,7 @@ STACK_SIGNAL = signal.SIGUSR2
 """On which a rank writes the stacks of its threads, without the help of what it is doing."""
 ANSWER_SECONDS = 2.0
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.M)
-_CURRENT = "Current thread"
+_CURRENT, _THREAD = "Current thread", "\nThread "
 _SHARED = re.compile(r"\b(wait|synchronize|tolist|item|all_reduce|all_gather\w*|reduce_scatter\w*|broadcast\w*|barrier)\(")
 _COMPILERS = ("torch/_inductor/", "torch/_dynamo/", "triton/compiler/", "triton/runtime/jit.py")
 
@@ -35,8 +35,14 @@ class Stack:
 
     @property
     def frames(self) -> list[tuple[str, int, str]]:
-        """Return file, line and function of the thread that answered, innermost first: the one that trains."""
-        return [(file, int(line), name) for file, line, name in _FRAME.findall(self.text.partition(_CURRENT)[2])]
+        """Return file, line and function of the thread that trains, innermost first.
+
+        That is the one that answered. Of a process that was stopped any thread may, one without Python too: then it is the first
+        that the process had, which stands last.
+        """
+        answered, last = self.text.partition(_CURRENT)[2].partition(_THREAD)[0], self.text.rpartition(_THREAD)[2]
+        found = _FRAME.findall(answered) or _FRAME.findall(last)
+        return [(file, int(line), name) for file, line, name in found]
 
     @property
     def waits(self) -> bool:
@@ -63,12 +69,13 @@ class Stack:
         return f"{file}:{line} ({name}){called}"
 
 
-def ask(folder: Path, processes: Mapping[int, int]) -> dict[int, Stack]:
+def ask(folder: Path, processes: Mapping[int, int], stopped: int | None = None) -> dict[int, Stack]:
     """Return the stacks of the ranks that answer.
 
     Args:
         folder: where they write.
         processes: of each rank the process id.
+        stopped: a rank that is stopped and to be continued: it answers first, with what it was stopped in.
     """
     # Each rank adds to one file: what stands behind the length before the signal is the answer to this one.
     before = {}
@@ -76,6 +83,8 @@ def ask(folder: Path, processes: Mapping[int, int]) -> dict[int, Stack]:
         with contextlib.suppress(OSError):
             before[rank] = _file(folder, rank).stat().st_size
             os.kill(process, STACK_SIGNAL)
+            if rank == stopped:
+                os.kill(process, signal.SIGCONT)
     limit = time.monotonic() + ANSWER_SECONDS
     while time.monotonic() < limit and not all(_whole(_since(folder, rank, size)) for rank, size in before.items()):
         time.sleep(0.05)
