@@ -37,6 +37,8 @@ ALIGNED = (
     "through pointers with a mask, or view the tensor as one dimension."
 )
 TOO_MUCH = "The candidate printed or returned too much."
+REPLY = "the reply's message"
+TOO_LONG = "Its launch plan is too long: {}. Launch less often: loop in a kernel, or compute more in each launch."
 
 
 @dataclass(frozen=True)
@@ -224,7 +226,8 @@ def ended(outcome: Outcome, stage: str) -> Finding:
         case "memory":
             return Finding(stage, "memory", f"The candidate used too much memory{on}.")
         case "output":
-            return Finding(stage, "too-much-output", TOO_MUCH)
+            plans = stage == "record" and outcome.detail.startswith(REPLY)
+            return Finding(stage, "too-much-output", TOO_LONG.format(outcome.detail) if plans else TOO_MUCH)
         case "killed":
             return Finding(stage, "crash", f"The candidate {outcome.detail or 'crashed'}{on}. {CRASHED[stage == 'compile']}")
     return Finding(stage, "crash", "The candidate's process ended by itself.")
