@@ -91,6 +91,7 @@ def test_every_key_that_a_foreign_word_leads_to_is_one() -> None:
         ("budget.hours=none", "nearest: null"),
         ("budget.steps=-1", "nearest: null"),
         ("stages.pretrain.precision=fp16", "nearest: bf16"),
+        ("stages.pretrain.precision=float32", "nearest: fp32"),
         ("stages.pretrain.precision=4bit", "nearest: fp8"),
         ("model.sequence=0.5k", "nearest: 512"),
         ("layout.recompute=off", "nearest: none"),
@@ -103,6 +104,12 @@ def test_other_peoples_words_are_refused_with_ours(given: str, told: str) -> Non
     with pytest.raises(UserError) as caught:
         load_recipe("charlm", [given])
     assert told in str(caught.value)
+
+
+@pytest.mark.parametrize("word", ["fp32", "float32", "tf32"])
+def test_a_precision_that_fine_tuning_lacks_leads_to_one_that_it_has(word: str) -> None:
+    with pytest.raises(UserError, match="nearest: auto"):
+        load_recipe("sft", [f"stages.sft.precision={word}"])
 
 
 def test_4bit_weights_are_int4() -> None:

@@ -73,7 +73,10 @@ def _line(parts: Path_, items: list[Any], model: type[BaseModel] | None, origin:
     wanted = list(dict.fromkeys(expected(item) for item in items))
     message = wanted[0] if len(wanted) == 1 else "expected " + " or ".join(each.removeprefix("expected ") for each in wanted)
     choices = [c for item in items if item["type"] == "literal_error" for c in _choices(item)]
-    same = same_value(parts[-1] if parts else "", first["input"], nullable=_nullable(parts, model))
+    key = parts[-1] if parts else ""
+    same = same_value(key, first["input"], nullable=_nullable(parts, model))
+    if choices and same not in (*choices, "null"):
+        same = same_value(key, same, nullable=False)  # another key of the name has that value, this one does not
     nearest = f"; nearest: {same}" if same else _hint(first["input"], choices) or _quoted(first)
     return start + f": {message}{_got(first['input'])}{nearest}"
 

@@ -158,7 +158,9 @@ class FineTune(TrainingStage):
     kind: Literal["sft"] = "sft"
     batch_tokens: Count = Field(131_072, ge=1, description="tokens per optimizer step over all ranks")
     micro_batch: int | None = Field(None, ge=1, description="sequences per rank per forward pass; null: the plan's")
-    precision: Literal["auto", "bf16", "fp8"] = Field("auto", description="of matrix products; auto: bf16")
+    precision: Literal["auto", "bf16", "fp8"] = Field(
+        "auto", description="of matrix products; auto: bf16, on a CPU fp32; fp8 is only planned"
+    )
     compile: bool = Field(True, description="torch.compile of each block")
     graphs: bool | Literal["auto"] = Field(
         "auto",

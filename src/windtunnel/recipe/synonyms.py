@@ -109,6 +109,7 @@ VALUES: dict[str, dict[str, str]] = {
         "bfloat16": "bf16", "float8": "fp8", "mxfp4": "int4", "none": "bf16",
     },
     "precision": {"fp16": "bf16", "float16": "bf16", "bfloat16": "bf16", "half": "bf16", "float32": "fp32",
+        "fp32": "auto",  # fine-tuning has it on a CPU alone
         "float8": "fp8", "tf32": "fp32", "8bit": "fp8", "8-bit": "fp8", "int8": "fp8", "4bit": "fp8", "4-bit": "fp8",
         "int4": "fp8", "nf4": "fp8", "fp4": "fp8"},  # the least that is computed in; weights alone may be int4
     "states": {"8bit": "int8", "8-bit": "int8", "float32": "fp32", "bfloat16": "bf16", "paged_adamw_8bit": "int8"},
