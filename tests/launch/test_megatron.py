@@ -122,6 +122,7 @@ def test_the_driver_imports_nothing_heavy_or_ours_before_it_is_asked_to(job: Pat
     [
         ((), "the plan is for the package's own engine", "windtunnel train finetune"),
         ((*SPLIT, "model.adapter.rank=8"), "all weights are trained there", "model.adapter=null"),
+        ((*SPLIT, "stages.sft.precision=fp8"), "the job computes in bf16", "stages.sft.precision=auto"),
         (("layout.tensor=8",), "4 key-value heads cannot be shared out over 8 ranks", "layout"),
         (("layout.tensor=2", "data.corpus.files=[none.jsonl]"), "none.jsonl", ""),
     ],

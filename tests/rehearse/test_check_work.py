@@ -193,11 +193,12 @@ def test_prompts_that_learners_cannot_share_evenly_are_named(tmp_path: Path) -> 
     assert "7 data-parallel ranks" in outcome("layout", tmp_path, *asked, source="rl").evidence
 
 
-def test_a_layout_that_train_cannot_run_is_named(tmp_path: Path) -> None:
-    made = outcome("layout", tmp_path, "stages.sft.precision=fp8", source="finetune")
-    assert made.status == "warn"
-    assert any("`windtunnel train` cannot run this plan: it is for megatron-bridge" in warning for warning in made.warnings)
-    assert not outcome("layout", tmp_path, source="finetune").warnings
+def test_a_plan_that_train_cannot_run_is_not_ready(tmp_path: Path) -> None:
+    made = outcome("layout", tmp_path, "layout.pipeline=2", source="finetune")
+    assert made.status == "fail"
+    assert "`windtunnel train` cannot run this plan: it is for megatron-bridge" in made.evidence
+    assert "windtunnel launch" in (made.fix or "")
+    assert outcome("layout", tmp_path, source="finetune").status == "ok"
 
 
 def test_ranks_that_compute_something_else_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

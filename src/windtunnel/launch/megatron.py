@@ -109,6 +109,10 @@ def _renderable(recipe: Recipe, plan: Plan, model: str | None, called: str | Non
             f"recipe {recipe.name} on {plan.rig}: the plan is for the package's own engine, which needs no such job",
             f"windtunnel train {shlex.quote(called or recipe.name)}; or a split of your own: --set layout.tensor=2",
         )
+    if plan.layout.precision == "fp8":
+        raise UserError(
+            f"stages.{recipe.sft.name}.precision: fp8: the job computes in bf16", f"--set stages.{recipe.sft.name}.precision=auto"
+        )
     if plan.layout.offload != "none":
         raise UserError("layout.offload: optimizer states in CPU memory are not rendered", "--set layout.offload=none")
     found = find_model(recipe.model.config)

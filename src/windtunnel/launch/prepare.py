@@ -17,7 +17,7 @@ from windtunnel.model import (
     describe_base,
     hf_shape,
 )
-from windtunnel.plan import Plan, count_text, hours_text, make_plan, refuse, resolve
+from windtunnel.plan import Plan, count_text, hours_text, make_plan, other_engine, refuse, resolve
 from windtunnel.recipe import Budget, GPTModel, HuggingFaceModel, Recipe, UserError
 from windtunnel.rig import Rig, detect_rig
 from windtunnel.run import Messenger, RunFolder, newest_run
@@ -51,8 +51,7 @@ def prepare_run(recipe: Recipe, options: Options, say: Say) -> RunFolder:
     if not _automatic(recipe):
         # Before minutes of preparing data: with an estimate of its vocabulary and size in place of what it has.
         early = make_plan(recipe, rig)
-        if not early.fits:
-            raise refuse(early)
+        _require_runnable(recipe, early)
     data = prepare(recipe, progress=data_lines(say))
     require_unread_test(recipe, data)
     for note in data.notes:
@@ -248,8 +247,7 @@ def _plan(recipe: Recipe, rig: Rig, data: PreparedData, options: Options, say: S
     automatic = _automatic(recipe)
     recipe = resolve(recipe, rig, vocab, corpus_tokens=corpus)
     plan = make_plan(recipe, rig, vocab, corpus_tokens=corpus)
-    if not plan.fits:
-        raise refuse(plan)
+    _require_runnable(recipe, plan)
     if automatic:
         size = f"{plan.depth}, {count_text(plan.params)} parameters"
         say(f"model.depth auto: {size}, is what this machine trains within the budget")
@@ -263,6 +261,15 @@ def _plan(recipe: Recipe, rig: Rig, data: PreparedData, options: Options, say: S
             "give more data or a smaller budget, or confirm with --yes",
         )
     return recipe, plan
+
+
+def _require_runnable(recipe: Recipe, plan: Plan) -> None:
+    """Refuse a plan that does not fit, or that another engine would have to run. Raises UserError."""
+    if not plan.fits:
+        raise refuse(plan)
+    other = other_engine(recipe, plan.layout)
+    if other is not None:
+        raise UserError(*other)
 
 
 def _dollars(amount: float | None) -> str:

@@ -10,7 +10,7 @@ from windtunnel.plan import Layout, Plan
 from windtunnel.recipe import Every, GPTModel, HuggingFaceModel, Recipe
 from windtunnel.rig import Rig
 
-from .plan import not_trained
+from .plan import other_engine
 
 WARMUP_SHARE = 0.3
 STARTUP_SHARE = 0.25
@@ -134,8 +134,9 @@ def layout(context: Context, say: Say) -> Evidence:
             _judge_model(context, where, chosen, found)
             parts.append(f"{where}: {chosen.describe()}")
         _judge_batch(context, rig, plan, found)
-        for note in not_trained(context.recipe, plan.layout):
-            found.warn(f"{rig.name}: {note}")
+        other = other_engine(context.recipe, plan.layout)
+        if other is not None:
+            found.problem(f"{rig.name}: {other[0]}", other[1])
     return found.evidence("; ".join(parts) or "no rig fits", {"layouts": parts}, blocks=False)
 
 

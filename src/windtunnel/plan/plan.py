@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
 
-from windtunnel.recipe import OWN_ENGINE, CountedCorpus, HuggingFaceModel, Layout, Recipe, UserError
+from windtunnel.recipe import MEGATRON, OWN_ENGINE, CountedCorpus, HuggingFaceModel, Layout, Recipe, UserError
 from windtunnel.rig import Rig
 
 from . import memory
@@ -228,7 +228,7 @@ def make_plan(
         reasons=tuple(reasons),
         alternatives=tuple(options),
         warnings=(*epoch_warnings(repeated), *(draft.feeds(length) if over_fed(repeated) else ()), *draft.warnings),
-        notes=(*notes, *not_trained(recipe, layout), *rig.notes),
+        notes=(*notes, *_not_trained(recipe, layout), *rig.notes),
         error=draft.error,
         sources=_sources(draft, rig, length) | draft.sources(length) | counted,
         correction=correction_of(best.memory.components, draft.c.time_factor),
@@ -258,19 +258,51 @@ def why_untrainable(recipe: Recipe) -> tuple[str, str] | None:
             f"training is not available for weights in {recipe.model.weights}: those need bitsandbytes, which this trainer does "
         )
         return why + "not use", "--set model.weights=bf16, or fp8 under an adapter"
+    asked = _asks_of_another_engine(recipe)
+    if asked is not None:
+        return asked
     if isinstance(recipe.data.corpus, CountedCorpus):
         return "data.corpus.kind is counted: there is nothing to train on", "name the data: --set data.corpus.kind=text"
     return None
 
 
-def not_trained(recipe: Recipe, layout: Layout) -> list[str]:
+def _asks_of_another_engine(recipe: Recipe) -> tuple[str, str] | None:
+    """Return (why, fix) where keys ask for what this package's engine does on no rig."""
+    if not isinstance(recipe.model, HuggingFaceModel):
+        return None  # the plan of a GPT refuses them
+    stage = recipe.sft
+    if stage is not None and stage.precision == "fp8":
+        key = f"stages.{stage.name}.precision"
+        return f"{key}: fp8: training computes products in bf16, or on a CPU in fp32", f"--set {key}=auto"
+    shared = ("tensor", "pipeline") if recipe.model.weights == "fp8-experts" else ("tensor", "pipeline", "expert")
+    asked = {name: size for name in shared if (size := getattr(recipe.layout, name) or 1) > 1}
+    keys = [f"layout.{name}={value}" for name, value in asked.items()]
+    keys += ["layout.offload=optimizer"] if recipe.layout.offload == "optimizer" else []
+    if not keys:
+        return None
+    fix = " ".join(f"--set {key.partition('=')[0]}=null" for key in keys)
+    return f"{', '.join(keys)}: a layout that only {MEGATRON} runs", f"{fix}; or {_other_job(recipe)}"
+
+
+def _other_job(recipe: Recipe) -> str:
+    """Say what makes a job of a plan that is for another engine."""
+    if recipe.rl is not None:
+        return "nothing here hands it rounds; leave tensor, expert, pipeline and offload of `layout` null"
+    return "windtunnel launch RECIPE --on ... --to FOLDER writes its job"
+
+
+def other_engine(recipe: Recipe, layout: Layout) -> tuple[str, str] | None:
+    """Return (why, fix) where a plan is for another engine than this package's own, which is what `windtunnel train` has."""
+    if layout.engine == OWN_ENGINE:
+        return None
+    return f"`windtunnel train` cannot run this plan: it is for {layout.engine}", _other_job(recipe)
+
+
+def _not_trained(recipe: Recipe, layout: Layout) -> list[str]:
     """Say that `windtunnel train` cannot run a plan, and what can."""
-    if layout.engine != OWN_ENGINE:
-        job = "windtunnel launch RECIPE --on ... --to FOLDER writes its job"
-        if recipe.rl is not None:
-            job = "nothing here hands it rounds; leave tensor, expert, pipeline and offload of `layout` null"
-        return [f"`windtunnel train` cannot run this plan: it is for {layout.engine}; {job}"]
-    found = why_untrainable(recipe)
+    other, found = other_engine(recipe, layout), why_untrainable(recipe)
+    if other is not None:
+        return ["; ".join(other)]
     return [f"`windtunnel train` cannot run this plan: {found[0]}; {found[1]}"] if found else []
 
 
