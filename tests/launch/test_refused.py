@@ -144,6 +144,24 @@ CASES = {
         ("stages.sft.init_from=random", "data.tokenizer.path=FOLDER/own"), ("vocab_size", "250"),
         "give the model's own tokenizer as data.tokenizer.path",
     ),
+    "a chat template that is no Jinja": Case(
+        lambda f: write_tokenizer(f / "good", [json.dumps(one) for one in TALKS], "{% for m in messages %}{{ m['content'] }}"),
+        (), ("data.corpus.template", "no Jinja", "endfor"), "chatml",
+    ),
+    "one conversation": Case(
+        lambda f: write_talks(f / "talks.jsonl", TALKS[:1]), (), ("none different", "training and validation"), "differ",
+    ),
+    "weights that are no safetensors": Case(
+        lambda f: (f / "good/model.safetensors").rename(f / "good/pytorch_model.bin"), (),
+        ("pytorch_model.bin", "only safetensors"), "save_pretrained",
+    ),
+    "products in fp8": Case(
+        nothing, ("stages.sft.precision=fp8",), ("stages.sft.precision: fp8", "bf16"), "stages.sft.precision=auto",
+    ),
+    "a layout for another engine": Case(
+        nothing, ("layout.tensor=2", "layout.offload=optimizer"),
+        ("layout.tensor=2, layout.offload=optimizer", "megatron-bridge"), "--set layout.tensor=null --set layout.offload=null",
+    ),
     "an adapter in place of weights": Case(
         adapter, ("stages.sft.init_from=FOLDER/lora",), ("stages.sft.init_from", "Qwen/Qwen2.5-7B"), "merge",
     ),
@@ -248,3 +266,42 @@ def test_a_run_begins_with_a_models_weights_that_were_fetched_by_name(
     (fetched / "model.safetensors").write_bytes(b"half")
     with pytest.raises(UserError, match="is truncated"):
         prepare_run(loaded, Options(root=tmp_path / "runs", yes=True), lambda _: None)
+
+
+def test_a_run_begins_with_an_adapter_of_its_own_kind_alone(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from windtunnel.train import train
+
+    monkeypatch.setenv("WINDTUNNEL_CACHE", str(tmp_path / "cache"))
+    recipe = tmp_path / "tuned.yaml"
+    recipe.write_text(RECIPE.replace("FOLDER", str(good)))
+    options = Options(root=tmp_path / "runs", yes=True)
+    adapted = load_recipe(recipe, ("model.adapter.rank=4", "budget.steps=2"))
+    with prepare_run(adapted, options, lambda _: None) as run:
+        first = run.path
+    assert train(first) == 0
+    begin = f"stages.sft.init_from={first}"
+    for sets, asked in ((("model.adapter.rank=8", begin), "rank 8"), ((begin,), "all weights")):
+        with pytest.raises(UserError, match=f"trained an adapter of rank 4.*{asked}") as caught:
+            prepare_run(load_recipe(recipe, sets), options, lambda _: None)
+        assert "--set model.adapter='{rank: 4, alpha: 32, targets: all}'" in (caught.value.fix or "")
+        context = Context(str(recipe), sets, ("here",), folder=tmp_path, root=tmp_path / "runs")
+        outcomes = run_checks(select(all_checks(), ["training"]), context, isolate=False)
+        assert {outcome.status for outcome in outcomes if outcome.check == "training"} == {"fail"}
+    with prepare_run(load_recipe(recipe, ("model.adapter.rank=4", begin)), options, lambda _: None) as run:
+        assert run.manifest["init"]["run"] == str(first.resolve())
+
+
+def test_random_weights_are_told_of(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WINDTUNNEL_CACHE", str(tmp_path / "cache"))
+    recipe = tmp_path / "tuned.yaml"
+    recipe.write_text(RECIPE.replace("FOLDER", str(good)))
+    bare = shutil.copytree(good / "good", tmp_path / "bare")
+    (bare / "model.safetensors").unlink()
+    told = {}
+    for name, sets in {"own": (), "bare": (f"model.config={bare}",), "asked": ("stages.sft.init_from=random",)}.items():
+        lines: list[str] = []
+        prepare_run(load_recipe(recipe, sets), Options(root=tmp_path / "runs", yes=True), lines.append).close()
+        told[name] = [line for line in lines if line.startswith("weights: random")]
+    assert told["own"] == []
+    assert "has none" in told["bare"][0]
+    assert "init_from asks" in told["asked"][0]

@@ -131,7 +131,7 @@ def split_by_key(found: Survey, share: float, *, exactly: bool = False) -> Surve
         raise UserError(
             f"data.corpus: {found.documents:,} document(s) of {found.bytes:,} bytes in all, none different from the others;"
             " training and validation need at least one each",
-            "add text, or split it into documents with data.corpus.separator",
+            "add some that differ; a plain text is split into documents with data.corpus.separator",
         )
     wanted = int(share * 2**64)
     if exactly and not found.lowest_key < wanted <= found.highest_key:

@@ -138,10 +138,17 @@ class ChatTemplate:
         Raises:
             UserError: the template refuses the conversation, or does not keep earlier turns as they were.
         """
+        from jinja2 import TemplateSyntaxError
+
         try:
             return self._spans(conversation, loss)
         except UserError:
             raise
+        except TemplateSyntaxError as error:
+            raise UserError(
+                f"data.corpus.template: the chat template ({self.name}) is no Jinja: line {error.lineno}: {error.message}",
+                "copy it from the model's own tokenizer_config.json or chat_template.jinja, or --set data.corpus.template=chatml",
+            ) from None
         except Exception as error:  # Jinja's, or what the template itself raises
             what = f"{conversation.where}: the chat template ({self.name}) refuses it: {error}"
             raise UserError(what, "mend the record, or choose another data.corpus.template") from None
@@ -284,11 +291,11 @@ def choose_template(wanted: str, tokenizer: Tokenizer, *, fallback: str) -> Chat
                 "--set data.tokenizer.kind=folder, or bpe",
             )
         return ChatTemplate(name, _PLAIN, tokenizer, {"start_of_text": "", "end_of_answer": ""})
-    if name == "chatml" and tokenizer.token(CHATML_START) is None:
+    missing = [marker for marker in (CHATML_START, CHATML_END) if tokenizer.token(marker) is None]
+    if name == "chatml" and missing:
         raise UserError(
-            f"data.corpus.template: chatml's {CHATML_START} is no token of this tokenizer", "--set data.corpus.template=alpaca"
+            f"data.corpus.template: chatml's {missing[0]} is no token of this tokenizer", "--set data.corpus.template=alpaca"
         )
-    assert not (name == "chatml" and tokenizer.token(CHATML_END) is None)
     special |= {"start_of_text": tokenizer.text_start, "end_of_answer": tokenizer.text_of(tokenizer.eos)}
     return ChatTemplate(name, _OWN[name], tokenizer, special)
 

@@ -73,7 +73,10 @@ def prepare_run(recipe: Recipe, options: Options, say: Say) -> RunFolder:
         run.update(init=initial)
         say(f"weights: those of {initial['run']}, step {initial['step']:,}")
     if isinstance(recipe.model, HuggingFaceModel):
-        run.update(base=describe_base(recipe))
+        base = describe_base(recipe)
+        run.update(base=base)
+        if base is None and initial is None:
+            say(f"weights: random ones, {_why_random(recipe)}")
     run.update(data=facts, **({} if options.before is None else {"before": dict(options.before)}), **_expected(options))
     run.keep_job(options.job)
     data.tokenizer.save(run.tokenizer_path)
@@ -81,6 +84,15 @@ def prepare_run(recipe: Recipe, options: Options, say: Say) -> RunFolder:
     for name, entry in derived.items():
         say(f"  {name:<14} {entry['value']:<12,.6g} {entry['rule']}")
     return run
+
+
+def _why_random(recipe: Recipe) -> str:
+    """Say why a Hugging Face model begins with random weights."""
+    stage, model = recipe.training[0], recipe.model
+    assert isinstance(model, HuggingFaceModel)
+    if stage.init_from == "random":
+        return f"as stages.{stage.name}.init_from asks"
+    return f"since {model.config} has none; a model's own: windtunnel fetch OWNER/NAME"
 
 
 def _require_dollars_to_count(budget: Budget, dollars_per_hour: float | None) -> None:

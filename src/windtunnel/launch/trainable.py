@@ -167,6 +167,7 @@ def initial_weights(recipe: Recipe, options: Options) -> dict[str, Any] | None:
     if (run / "manifest.json").exists():
         chosen = choose_checkpoint(run, "best", "to begin with")
         require_same_base(chosen.run, recipe)
+        _require_same_adapter(chosen.run, recipe, key)
         return {"run": str(run.resolve()), "step": chosen.checkpoint.step}
     if isinstance(recipe.model, HuggingFaceModel) and weights_folder(str(run)) is not None:
         return None  # the engine reads it
@@ -197,3 +198,20 @@ def require_same_base(run: RunFolder, recipe: Recipe) -> None:
     recorded, model = run.manifest.get("base"), recipe.model
     if recorded is not None and isinstance(model, HuggingFaceModel) and model.adapter is not None:
         require_base(base_weights(recipe), recorded, str(run.path))
+
+
+def _require_same_adapter(run: RunFolder, recipe: Recipe, key: str) -> None:
+    """Refuse to begin with a run that trained other matrices: an adapter of another kind, or none. Raises UserError."""
+    before, model = run.recipe.model, recipe.model
+    if not isinstance(before, HuggingFaceModel) or not isinstance(model, HuggingFaceModel) or before.adapter == model.adapter:
+        return
+    was, now = (
+        "all weights" if adapter is None else f"an adapter of rank {adapter.rank}, alpha {adapter.alpha:g} on {adapter.targets}"
+        for adapter in (before.adapter, model.adapter)
+    )
+    sets = "null" if before.adapter is None else f"'{{rank: {before.adapter.rank}, alpha: {before.adapter.alpha:g}, targets: "
+    sets += "" if before.adapter is None else f"{before.adapter.targets}}}'"
+    raise UserError(
+        f"{key}: {run.path} trained {was}, and model.adapter asks for {now}",
+        f"--set model.adapter={sets}; or windtunnel export {run.path} --to FOLDER, and --set {key}=FOLDER",
+    )

