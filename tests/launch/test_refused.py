@@ -53,15 +53,15 @@ def write_talks(path: Path, talks: list[dict[str, object]], odd: object = None) 
     path.write_text("\n".join(lines) + "\n")
 
 
-def write_tokenizer(folder: Path, texts: list[str], chat: str | None = CHAT) -> None:
+def write_tokenizer(folder: Path, texts: list[str], chat: str | None = CHAT, special: list[str] = SPECIAL) -> None:
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    made.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=300, special_tokens=SPECIAL, initial_alphabet=alphabet))
+    made.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=300, special_tokens=special, initial_alphabet=alphabet))
     folder.mkdir(exist_ok=True)
     made.save(str(folder / "tokenizer.json"))
-    told = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "tokenizer_class": "PreTrainedTokenizerFast"}
+    told = {"eos_token": special[-1], "pad_token": "<|endoftext|>", "tokenizer_class": "PreTrainedTokenizerFast"}
     (folder / "tokenizer_config.json").write_text(json.dumps(told | ({"chat_template": chat} if chat else {})))
 
 
@@ -147,6 +147,20 @@ CASES = {
     "a chat template that is no Jinja": Case(
         lambda f: write_tokenizer(f / "good", [json.dumps(one) for one in TALKS], "{% for m in messages %}{{ m['content'] }}"),
         (), ("data.corpus.template", "no Jinja", "endfor"), "chatml",
+    ),
+    "a chat template that marks nothing": Case(
+        lambda f: write_tokenizer(
+            f / "good", [json.dumps(one) for one in TALKS], CHAT + "{% generation %}{% endgeneration %}",
+        ),
+        (), ("nothing to learn in any of 400 conversations", "marks no text"), "generation",
+    ),
+    "a chat template that has the last message alone": Case(
+        lambda f: write_tokenizer(f / "good", [json.dumps(one) for one in TALKS], "{{ messages[-1]['content'] }}"),
+        (), ("talks.jsonl:1", "writes turn 2 otherwise"), "another data.corpus.template",
+    ),
+    "a tokenizer with half of ChatML's markers": Case(
+        lambda f: write_tokenizer(f / "good", [json.dumps(one) for one in TALKS], None, SPECIAL[:2]),
+        (), ("<|im_end|> is no token",), "alpaca",
     ),
     "one conversation": Case(
         lambda f: write_talks(f / "talks.jsonl", TALKS[:1]), (), ("none different", "training and validation"), "differ",

@@ -180,6 +180,12 @@ def write_samples(
                 untaught += samples.untaught
                 done += samples.count + samples.untaught
             report(0.3 + 0.69 * min(1.0, done / expected), f"tokenizing: {written.tokens / 1e6:,.1f} M tokens")
+        if done and untaught == done:
+            raise UserError(
+                f"data.corpus: there is nothing to learn in any of {done:,} conversations: the chat template ({template.name}) "
+                "marks no text as the assistant's, or the messages say train: false or weight: 0",
+                "look at the template's {% generation %} blocks and at the records, or --set data.corpus.template=chatml",
+            )
         splits = written.close()
     finally:
         written.abandon()

@@ -174,10 +174,13 @@ class ChatTemplate:
         before = self.render(messages[:index], tools, ask=True)
         upto = text if index == len(messages) - 1 else self.render(messages[: index + 1], tools)
         if not text.startswith(before) or not text.startswith(upto) or len(upto) <= len(before):
+            last = max(i for i, message in enumerate(messages) if message["role"] == "assistant")
             raise UserError(
                 f"{conversation.where}: the chat template ({self.name}) writes turn {index + 1} otherwise within the whole "
                 "conversation than when it is asked for it, so that what is learned would not be what is asked",
-                "--set data.corpus.loss=last, or another data.corpus.template",
+                "another data.corpus.template"
+                if index == last
+                else "--set data.corpus.loss=last, or another data.corpus.template",
             )
         return len(before), self._end(text, len(before), len(upto))
 

@@ -295,7 +295,8 @@ def other_engine(recipe: Recipe, layout: Layout) -> tuple[str, str] | None:
     """Return (why, fix) where a plan is for another engine than this package's own, which is what `windtunnel train` has."""
     if layout.engine == OWN_ENGINE:
         return None
-    return f"`windtunnel train` cannot run this plan: it is for {layout.engine}", _other_job(recipe)
+    fix = _other_job(recipe) if layout.precision != "fp8" else "no job of it is written either: leave precision to the plan"
+    return f"`windtunnel train` cannot run this plan: it is for {layout.engine}", fix
 
 
 def _not_trained(recipe: Recipe, layout: Layout) -> list[str]:

@@ -77,7 +77,8 @@ def records_problem(recipe: Recipe) -> str | None:
         if not talks and kind != "counted":
             return f"{key} needs conversations, and data.corpus.kind is {kind}; fix: --set {key}=null"
         if "all" in loss:
-            return f"{key}: with data.corpus.loss=all nothing tells questions from answers; fix: --set data.corpus.loss=answers"
+            what = f"{key}: with data.corpus.loss=all nothing tells questions from answers"
+            return f"{what}; fix: --set data.corpus.loss=answers, or {key}=null"
         if (answers.metric == "format") != bool(answers.task):
             return f"{key}.task is what the metric format asks for, and of no other; fix: give both {key}.metric=format and task"
     if kind == "prompts" and stages and "rl" not in stages:
