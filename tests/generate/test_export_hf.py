@@ -20,6 +20,7 @@ from hf_models import MODELS
 from hf_runs import base_of, trained
 
 from windtunnel.checkpoint import verify_export
+from windtunnel.cli import main
 from windtunnel.convert import Choice, convert_folder, decoded_weights
 from windtunnel.data import prepare
 from windtunnel.generate import GenerationJob, export_model, load_source
@@ -58,6 +59,7 @@ def test_transformers_loads_what_was_trained(tmp_path: Path, family: str, adapte
     base = base_of(tmp_path / "base", family)
     run = trained(tmp_path, base, *(["model.adapter={rank: 4}", "seed=3"] if adapter else []))
     made = export_model(run, tmp_path / "out", dtype="fp32")
+    assert made.rounding == (0.0 if adapter else None)
     out = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
     assert made.step == 3
     assert verify_export(tmp_path / "out")["dtype"] == "fp32"
@@ -124,6 +126,24 @@ def test_answers_end_and_are_asked_for_as_in_training(tmp_path: Path) -> None:
     prepared = prepare(RunFolder.open(run).recipe)
     samples = [list(part.sample(i)[0]) for part in (prepared.train, prepared.validation) for i in range(part.samples)]
     assert ids in samples
+
+
+def test_what_rounding_takes_from_an_adapter_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = base_of(tmp_path / "base", "llama")
+    run = trained(tmp_path, base, "model.adapter={rank: 4}")
+    frozen = load_file(base / "model.safetensors")
+    whole, rounded = (
+        load_file(export_model(run, tmp_path / dtype, dtype=dtype).folder / "model.safetensors") for dtype in ("fp32", "bf16")
+    )
+    adapted = [name for name in whole if not torch.equal(whole[name], frozen[name].float())]
+    error = sum(float((rounded[name].float() - whole[name]).square().sum()) for name in adapted)
+    change = sum(float((whole[name] - frozen[name].float()).square().sum()) for name in adapted)
+    made = export_model(run, tmp_path / "out")
+    assert made.rounding == pytest.approx((error / change) ** 0.5, rel=1e-4)
+    assert made.rounding > 0.1  # three steps change little
+    with pytest.raises(SystemExit):
+        main(["export", str(run), "--to", str(tmp_path / "out")])
+    assert "of what the adapter changes: --dtype fp32, or --adapter, keeps all of it" in capsys.readouterr().out
 
 
 def test_an_adapter_needs_the_model_that_it_was_trained_on(tmp_path: Path) -> None:
@@ -206,7 +226,7 @@ def test_stages_one_after_the_other(tmp_path: Path) -> None:
     first = trained(tmp_path, base_of(tmp_path / "base", "qwen2"), "budget.steps=2")
     second = trained(tmp_path, tmp_path / "base", f"stages.sft.init_from={first}", "budget.steps=2")
     middle = export_model(second, tmp_path / "middle", dtype="fp32").folder
-    with pytest.raises(UserError, match="of another model") as refused:
+    with pytest.raises(UserError, match=r"trained all weights, and .* adapter of rank 4") as refused:
         trained(tmp_path, tmp_path / "base", f"stages.sft.init_from={second}", "model.adapter={rank: 4}")
     assert "export" in (refused.value.fix or "")
     third = trained(tmp_path, tmp_path / "base", f"stages.sft.init_from={middle}", "model.adapter={rank: 4}", "budget.steps=2")

@@ -43,6 +43,8 @@ class Exported:
         files: of the tensors, by name.
         dtype: of the tensors: fp32, bf16 or fp16.
         warnings: what to know, such as that a better checkpoint was damaged.
+        rounding: of merged weights, how large the error of their rounding is beside the adapter's change (1: as large);
+            None: no adapter was merged.
     """
 
     folder: Path
@@ -51,6 +53,7 @@ class Exported:
     files: tuple[str, ...]
     dtype: str
     warnings: tuple[str, ...] = ()
+    rounding: float | None = None
 
 
 @dataclass

@@ -11,6 +11,9 @@ import typer
 from .options import DEFAULT_ROOT, BaseOption, JsonOption, RootOption, RunArgument, find_run
 from .output import print_json
 
+MUCH_ROUNDED = 0.1
+"""Of an adapter's change, from which on it is said."""
+
 
 class DType(StrEnum):
     """Number formats of exported weights."""
@@ -49,9 +52,12 @@ def export(
         typer.echo(f"warn: {warning}", err=True)
     if json:
         values = {"path": str(made.folder), "files": list(made.files), "step": made.step, "dtype": made.dtype}
-        print_json({**values, "bytes": made.bytes, "warnings": list(made.warnings)})
+        print_json({**values, "bytes": made.bytes, "warnings": list(made.warnings), "rounding": made.rounding})
     else:
         what = made.files[0] if len(made.files) == 1 else f"{len(made.files)} files of weights"
         typer.echo(f"wrote {made.folder}: {what} ({made.bytes / 1e6:,.1f} MB, {made.dtype}, step {made.step:,})")
+        if made.rounding is not None and made.rounding > MUCH_ROUNDED:
+            lost = f"rounding to {made.dtype} is off by {made.rounding:.0%} of what the adapter changes"
+            typer.echo(f"note: {lost}: --dtype fp32, or --adapter, keeps all of it")
     if made.warnings:
         raise typer.Exit(1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 import tempfile
 from collections.abc import Collection, Iterable, Iterator
@@ -61,6 +62,24 @@ A, B = ".lora_A.default.weight", ".lora_B.default.weight"
 """How peft names an adapter's two matrices, behind the name of the layer."""
 ROWS = ".token_adapter.trainable_tokens_delta.default"
 """And the trained rows of new tokens, behind that of the table."""
+
+
+@dataclass
+class Rounding:
+    """What rounding takes from weights that were merged with an adapter: sums of squares of its error and of their change."""
+
+    error: float = 0.0
+    change: float = 0.0
+
+    def add(self, base: Tensor, merged: Tensor, dtype: torch.dtype) -> None:
+        """Count one weight."""
+        self.error += float((merged.to(dtype).float() - merged).square().sum())
+        self.change += float((merged - base.float()).square().sum())
+
+    @property
+    def share(self) -> float | None:
+        """Return the error over the change, root mean square; None where nothing changed."""
+        return math.sqrt(self.error / self.change) if self.change else None
 
 
 @dataclass(frozen=True)
@@ -161,18 +180,21 @@ class HubRun:
 
     # Weights
 
-    def tensors(self, dtype: str) -> Named:
+    def tensors(self, dtype: str, rounding: Rounding | None = None) -> Named:
         """Yield every weight by its name in files, one block of the model after the other, adapters merged.
 
         Args:
             dtype: of the parameters: 'bf16'. Buffers that are saved with a model keep their own.
+            rounding: counts what the dtype takes from merged weights.
 
         Raises:
             UserError: the checkpoint or the base is of another model.
         """
         model, wanted = self._hollow, getattr(torch, DTYPES[dtype])
         trained = dict(model.named_parameters())
-        for group in _by_block(model, self._trained() if self.base is None else self._merged(self.base, wanted)):
+        for group in _by_block(
+            model, self._trained() if self.base is None else self._merged(self.base, wanted, rounding=rounding)
+        ):
             cast = {name: tensor.to(wanted) if name in trained else tensor for name, tensor in group}
             yield from to_hub(model, cast)
 
@@ -190,7 +212,12 @@ class HubRun:
                 yield from ((f"{name}.{key}", tensor) for key in saved if (tensor := made._buffers[key]) is not None)
 
     def _merged(
-        self, base: Path, dtype: torch.dtype, into: PreTrainedModel | None = None, without: Collection[str] = ()
+        self,
+        base: Path,
+        dtype: torch.dtype,
+        into: PreTrainedModel | None = None,
+        without: Collection[str] = (),
+        rounding: Rounding | None = None,
     ) -> Named:
         """Yield the base's weights, merged with the adapter in those layers that have one.
 
@@ -199,6 +226,7 @@ class HubRun:
             dtype: of tables with rows of new tokens.
             into: whose weights are wanted; None: all.
             without: names of files' tensors that are not read.
+            rounding: counts what that dtype takes from merged weights.
         """
         assert self.model.adapter is not None
         part, model = self.checkpoint.part(), into or self._hollow
@@ -229,7 +257,9 @@ class HubRun:
             if name in adapted:
                 layer = name.removesuffix(".weight")
                 (_, a), (_, b) = part.tensors([layer + A, layer + B])
-                tensor = merge_adapter(tensor, a, b, self.model.adapter.alpha / self.model.adapter.rank)
+                frozen, tensor = tensor, merge_adapter(tensor, a, b, self.model.adapter.alpha / self.model.adapter.rank)
+                if rounding is not None:
+                    rounding.add(frozen, tensor, dtype)
             yield name, tensor
         missing = sorted(name for name, place in places.items() if id(place) not in done)
         if missing:
@@ -321,7 +351,7 @@ class HubRun:
         target = export_folder(to)
         if adapter and self.base is None:
             raise UserError(f"--adapter: {self.run.path} trained every weight and has no adapter", "leave --adapter out")
-        warnings, dtype = self.warnings, dtype or ("fp32" if adapter else "bf16")
+        warnings, dtype, rounding = self.warnings, dtype or ("fp32" if adapter else "bf16"), Rounding()
         facts = {
             "run": self.run.path.name, "step": self.checkpoint.step, "validation_loss": self.checkpoint.validation_loss,
             "dtype": dtype,
@@ -335,12 +365,13 @@ class HubRun:
                 warnings += (f"the adapter was trained beside fp8 weights: over {self.base} as it is it computes a little else",)
         else:
             config, stem = {"config.json": self.config(dtype), "generation_config.json": self.generation_config()}, "model"
-            tensors = self.tensors(dtype)
+            tensors = self.tensors(dtype, rounding)
         with tempfile.TemporaryDirectory() as text:
             self.write_text(Path(text))
             beside = [path for path in sorted(Path(text).iterdir()) if path.name != "config.json"]
             made = write_export(target, tensors, config=config, beside=beside, facts=facts, shard_bytes=shard_bytes, stem=stem)
-        return Exported(target, self.checkpoint.step, made.bytes, tuple(sorted(set(made.files.values()))), dtype, warnings)
+        files = tuple(sorted(set(made.files.values())))
+        return Exported(target, self.checkpoint.step, made.bytes, files, dtype, warnings, rounding.share)
 
 
 def _saved_buffers(model: nn.Module) -> dict[str, Tensor]:
