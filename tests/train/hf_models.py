@@ -35,8 +35,20 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen3": {"model_type": "qwen3", "head_dim": 16, **_BASE},
     "olmo2": {"model_type": "olmo2", **_BASE},
     "mistral": {"model_type": "mistral", "sliding_window": 8, **_BASE},
+    "olmo": {"model_type": "olmo", "clip_qkv": 0.3, **_BASE},
+    "olmo3": {"model_type": "olmo3", "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"], **_BASE},
     "granite": {"model_type": "granite", "logits_scaling": 2.0, **_BASE},
+    "gemma": {"model_type": "gemma", "head_dim": 16, **_BASE},
+    "gemma3_text": {
+        "model_type": "gemma3_text", "head_dim": 16, "sliding_window": 8, "sliding_window_pattern": 2,
+        "query_pre_attn_scalar": 16, **_BASE,
+    },
+    "phi3": {"model_type": "phi3", "sliding_window": 8, **_BASE},
+    "smollm3": {"model_type": "smollm3", "no_rope_layers": [1, 0], **_BASE},
+    "seed_oss": {"model_type": "seed_oss", "head_dim": 16, "attention_dropout": 0.0, "residual_dropout": 0.0, **_BASE},
     "mixtral": {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, **_BASE},
+    "olmoe": {"model_type": "olmoe", "num_experts": 4, "num_experts_per_tok": 2, **_BASE},
+    "qwen2_moe": {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 48, **_EXPERTS, **_BASE},
     "qwen3_moe": {"model_type": "qwen3_moe", "head_dim": 16, **_EXPERTS, **_BASE},
     "gemma2": {
         "model_type": "gemma2", "head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 0.5,
@@ -45,6 +57,12 @@ MODELS: dict[str, dict[str, Any]] = {
     "gpt_oss": {
         "model_type": "gpt_oss", "head_dim": 16, "sliding_window": 8, "num_local_experts": 4, "num_experts_per_tok": 2,
         "initializer_range": 0.1, "rope_scaling": None, **_BASE,
+    },
+    "deepseek_v2": {
+        "model_type": "deepseek_v2", "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2,
+        "topk_method": "group_limited_greedy", "moe_intermediate_size": 32, "first_k_dense_replace": 1, "q_lora_rank": 32,
+        "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16,
+        **(_BASE | {"num_key_value_heads": 4}),
     },
     "deepseek_v3": {
         "model_type": "deepseek_v3", "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2,

@@ -11,6 +11,7 @@ from hf_models import MODELS, VOCAB, batch, full, job_of, losses_of, weights_of
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from windtunnel.model import hf_shape
+from windtunnel.model.hf_families import FAMILIES
 from windtunnel.recipe import LoRA, UserError
 
 
@@ -38,6 +39,16 @@ def test_loss_and_gradients_are_those_of_transformers(name: str) -> None:
         for key, parameter in model.named_parameters():
             if parameter.grad is not None:
                 torch.testing.assert_close(full(ours[key]), parameter.grad, rtol=1e-3, atol=1e-4, msg=key)
+        assert float(total.detach()) == pytest.approx(float(reference.detach().sum()), rel=1e-5)
+        norms = [
+            torch.stack([g.norm() for g in gradients if g is not None]).norm()
+            for gradients in ([full(g) for g in ours.values() if g is not None], [p.grad for p in model.parameters()])
+        ]
+        assert float(norms[0]) == pytest.approx(float(norms[1]), rel=1e-5)
+
+
+def test_every_family_is_held_against_transformers() -> None:
+    assert {config["model_type"] for config in MODELS.values()} == set(FAMILIES)
 
 
 @pytest.mark.parametrize("name", MODELS)
