@@ -1,6 +1,6 @@
 """From a config.json to the shape of its model: keys read and checked as they are used, without torch.
 
-What is not supported is refused with the part of the model that is the reason.
+What is not supported is refused with the part of the model that is the reason, where that is known.
 """
 
 from __future__ import annotations
@@ -142,6 +142,10 @@ LINEAR = "linear-attention blocks"
 ENCODER = "an encoder beside the decoder"
 BIDIRECTIONAL = "attention to both sides"
 DIFFERENT = "blocks without a gated MLP (an older kind of decoder)"
+UNGATED = "an MLP without a gate"
+PARALLEL = "attention and MLP beside one another"
+FUSED = "gate and up in one matrix beside queries, keys and values apart"
+NEIGHBOURS = "rotary positions that turn neighbouring channels"
 PARTS: Mapping[str, str] = {
     **dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "codestral_mamba"), STATE_SPACE),
     **dict.fromkeys(("jamba", "zamba", "zamba2", "bamba", "nemotron_h", "granitemoehybrid", "falcon_h1", "plamo2"), STATE_SPACE),
@@ -155,6 +159,16 @@ PARTS: Mapping[str, str] = {
     **dict.fromkeys(("gpt2", "gpt_neo", "gpt_neox", "gptj", "opt", "bloom", "falcon", "mpt", "phi", "starcoder2"), DIFFERENT),
     **dict.fromkeys(("deepseek_v32", "deepseek_v4", "glm_moe_dsa"), "sparse attention with an index of its own"),
     **dict.fromkeys(("gemma3n_text", "gemma4_text"), "embeddings per layer"),
+    **dict.fromkeys(("arcee", "apertus", "nanochat", "nemotron", "persimmon"), UNGATED),
+    **dict.fromkeys(("cohere", "cohere2"), PARALLEL),
+    **dict.fromkeys(("glm", "glm4"), FUSED),
+    **dict.fromkeys(("stablelm", "phimoe"), "norms with biases"),
+    **dict.fromkeys(("helium", "ernie4_5", "ernie4_5_moe"), NEIGHBOURS),
+    "exaone4": "rotary positions in the layers with windows alone",
+    "hunyuan_v1_dense": "norms of queries and keys behind their rotary positions",
+    "bitnet": "norms inside attention and MLP",
+    "diffllama": "differential attention",
+    "jetmoe": "experts of attention",
     "llama4_text": "chunked attention and experts whose inputs are scaled",
 }
 # A key that is there -> the part that it describes.
@@ -167,7 +181,7 @@ TOWERS: Mapping[str, str] = {
 
 
 def refuse_unsupported(config: Mapping[str, Any], source: str, supported: Iterable[str]) -> None:
-    """Raise a UserError that names the part of the model which is not supported, if there is one.
+    """Raise a UserError if a model is not supported; it names the part that is not, where that is known.
 
     Args:
         config: the content of a config.json.
@@ -190,7 +204,8 @@ def refuse_unsupported(config: Mapping[str, Any], source: str, supported: Iterab
         raise UserError(f"{source}: model_type is missing", accepted)
     near = difflib.get_close_matches(str(model_type), supported, n=3, cutoff=0.6)
     hint = f"nearest: {', '.join(near)}; " if near else ""
-    raise UserError(f"{source}: model_type {model_type!r} is not supported", hint + accepted)
+    why = ": which part of it differs is not known here" if isinstance(model_type, str) else ""
+    raise UserError(f"{source}: model_type {model_type!r} is not supported{why}", hint + accepted)
 
 
 def _part(config: Mapping[str, Any]) -> str | None:
