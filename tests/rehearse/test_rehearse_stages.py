@@ -8,10 +8,12 @@ from windtunnel.check import CheckFailed, all_checks
 from windtunnel.launch import Trial
 from windtunnel.plan import make_plan
 from windtunnel.recipe import load_recipe, scale_model
+from windtunnel.rehearse.after import saving
 from windtunnel.rehearse.climbing import GATE, _judge
 from windtunnel.rehearse.conduct import rehearsal_checks, stages
 from windtunnel.rehearse.context import Rehearsal
 from windtunnel.rig import parse_rig
+from windtunnel.run import Metrics, RunFolder
 
 
 def test_checks_come_first_and_what_a_stage_proves_is_left_out(tmp_path: Path) -> None:
@@ -114,3 +116,20 @@ def test_what_cannot_be_tried_here_says_what_can(tmp_path: Path) -> None:
     evidence = _steps(rehearsal, parse_rig("A10G"), lambda text: None)
     assert "does not fit 1 x A10G" in evidence.text
     assert "8xH100" in (evidence.absent or "")
+
+
+@pytest.mark.parametrize(("rig", "beside", "expected"), [("cpu", 1.0, "ok"), ("cpu", 5.0, "warn"), ("H100", 5.0, "fail")])
+def test_what_a_save_costs_is_held_against_gpus_alone(tmp_path: Path, rig: str, beside: float, expected: str) -> None:
+    """A CPU's cores write and compute, and a GPU's step does not wait for them."""
+    context = Rehearsal("finetune", folder=tmp_path)
+    context.here = parse_rig(rig)
+    with RunFolder.create(tmp_path / "runs", load_recipe("finetune"), rig={}) as run, Metrics(run.metrics_path) as metrics:
+        context.run = run.path
+        for step in range(1, 9):
+            metrics.log(step, {"step_seconds": beside if step == 7 else 1.0})
+        metrics.event("checkpoint", 6, "saved")
+    if expected == "fail":
+        with pytest.raises(CheckFailed, match="at most 5%"):
+            saving(context, print)
+    else:
+        assert bool(saving(context, print).warnings) == (expected == "warn")
