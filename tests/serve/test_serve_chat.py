@@ -132,3 +132,19 @@ def test_a_model_without_a_template_says_what_to_use() -> None:
         response = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=HANG)
         assert response.status_code == 400
         assert "/v1/completions" in response.json()["error"]["message"]
+
+
+def test_another_models_tokenizer_is_a_wrong_request_and_the_server_lives(tmp_path: Path) -> None:
+    source = load_source(tiny_llama(tmp_path / "fewer-rows", vocab_size=200))
+    try:
+        with serving(source.generator, source.name) as url:
+            ids = source.generator.text.encode("The cat one two")
+            for prompt in ("The cat one two", [*ids]):
+                body = {"model": "fewer-rows", "prompt": prompt, "max_tokens": 2}
+                response = httpx.post(f"{url}/v1/completions", json=body, timeout=HANG)
+                assert response.status_code == 400
+                assert "is outside the model's vocabulary of 200" in response.json()["error"]["message"]
+            body = {"model": "fewer-rows", "prompt": [5, 6], "max_tokens": 2}
+            assert httpx.post(f"{url}/v1/completions", json=body, timeout=HANG).status_code == 200
+    finally:
+        source.generator.close()

@@ -235,7 +235,7 @@ def _prepare_chat(request: ChatRequest, generator: Generator, limits: Serve) -> 
     except UserError as error:
         advice = f"; {error.fix}" if error.fix else ""
         raise APIError(400, f"messages: {error.message}{advice}", param="messages", code="invalid_value") from None
-    _check_context(ids, "messages", generator)
+    _check_ids(ids, "messages", generator)
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
     jobs = _jobs(request, ids, asked or limits.max_tokens, _seed(request), logprobs=logprobs)
     return Prepared(request, jobs, [""] * request.n, len(ids))
@@ -264,10 +264,6 @@ def _prompts(request: CompletionRequest) -> Sequence[str | list[int]]:
 
 def _encode(prompt: str | list[int], generator: Generator, limits: Serve) -> tuple[int, ...]:
     if isinstance(prompt, list):
-        wrong = next((i for i in prompt if i >= generator.vocab), None)
-        if wrong is not None:
-            message = f"prompt: token id {wrong} is outside the vocabulary of {generator.vocab}"
-            raise APIError(400, message, param="prompt", code="invalid_token")
         ids = tuple(prompt) or tuple(generator.text.encode(""))
     else:
         _check_bytes(len(prompt.encode("utf-8", "surrogatepass")), "prompt", limits)
@@ -276,7 +272,7 @@ def _encode(prompt: str | list[int], generator: Generator, limits: Serve) -> tup
         except (UserError, UnicodeError) as error:
             message = error.message if isinstance(error, UserError) else "the text is not valid Unicode"
             raise APIError(400, f"prompt: {message}", param="prompt", code="unknown_character") from None
-    _check_context(ids, "prompt", generator)
+    _check_ids(ids, "prompt", generator)
     return ids
 
 
@@ -296,7 +292,12 @@ def _check_bytes(size: int, name: str, limits: Serve) -> None:
         raise APIError(400, f"{name}: {size:,} bytes, at most {limits.max_prompt_bytes:,}", param=name, code="too_large")
 
 
-def _check_context(ids: tuple[int, ...], name: str, generator: Generator) -> None:
+def _check_ids(ids: tuple[int, ...], name: str, generator: Generator) -> None:
+    """Refuse a prompt that the model has no rows for, as of another model's tokenizer, or no room."""
+    wrong = next((i for i in ids if i >= generator.vocab), None)
+    if wrong is not None:
+        message = f"{name}: token id {wrong} is outside the model's vocabulary of {generator.vocab}"
+        raise APIError(400, message, param=name, code="invalid_token")
     if len(ids) > generator.context:
         message = f"{name}: {len(ids):,} tokens, the model's context is {generator.context:,}"
         raise APIError(400, message, param=name, code="context_length_exceeded")
