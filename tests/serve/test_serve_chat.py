@@ -14,6 +14,7 @@ from tiny_hf import tiny_llama
 from waiting import HANG
 
 from windtunnel.generate import load_source
+from windtunnel.recipe import UserError
 
 HELLO = [{"role": "system", "content": "one"}, {"role": "user", "content": "hello"}]
 
@@ -148,3 +149,12 @@ def test_another_models_tokenizer_is_a_wrong_request_and_the_server_lives(tmp_pa
             assert httpx.post(f"{url}/v1/completions", json=body, timeout=HANG).status_code == 200
     finally:
         source.generator.close()
+
+
+def test_a_truncated_file_of_weights_is_told_as_training_tells_it(tmp_path: Path) -> None:
+    folder = tiny_llama(tmp_path / "cut")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(UserError, match=r"model\.safetensors is truncated") as refused:
+        load_source(folder)
+    assert "windtunnel fetch" in (refused.value.fix or "")

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicLayer
 
 from windtunnel.convert import decoded_weights, has_coded_experts, is_coded
-from windtunnel.model import ExpertGroup, NewRows, grow_tables, hollow
+from windtunnel.model import ExpertGroup, NewRows, grow_tables, hollow, verify_model, weights_folder
 from windtunnel.recipe import UserError
 
 # Tokens scored at a time: the logits of a long text over a large vocabulary would not fit.
@@ -255,8 +255,10 @@ def load_hf(
         new: rows of tokens that were added to its tokenizer, with what training begins with; None: there are none.
 
     Raises:
-        UserError: it cannot be read, is no causal language model, or needs code of its own.
+        UserError: it is damaged, is no causal language model, or needs code of its own.
     """
+    if weights_folder(str(folder)) is not None:
+        verify_model(folder)
     if has_coded_experts(folder):
         from .shared_experts import load_coded
 
