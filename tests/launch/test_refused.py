@@ -121,6 +121,11 @@ CASES = {
         lambda f: write_talks(f / "talks.jsonl", TALKS, talk(("robot", "x"), ("assistant", "y"))),
         (), ("talks.jsonl:51", "'robot'", "system, developer, user, assistant, tool"), "malformed=drop",
     ),
+    "calls of tools that the template leaves out": Case(
+        lambda f: write_talks(f / "talks.jsonl", TALKS, {"messages": [
+            {"role": "user", "content": "x"}, {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]},
+        ]}), (), ("talks.jsonl:51", "turn 2 calls tools"), "into the content",
+    ),
     "no JSON": Case(lambda f: write_talks(f / "talks.jsonl", TALKS, "{nope"), (), ("talks.jsonl:51",), ""),
     "no conversations": Case(
         lambda f: write_talks(f / "talks.jsonl", [{"q": "a", "a": "b"}] * 9), (), ("talks.jsonl:1", "a, q"), "malformed=drop",

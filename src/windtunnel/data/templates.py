@@ -155,6 +155,7 @@ class ChatTemplate:
 
     def _spans(self, conversation: Conversation, loss: str) -> tuple[str, list[Span]]:
         messages, tools = conversation.messages, conversation.tools
+        self._require_calls(conversation)
         turns = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
         wanted = [i for i in turns if learned(messages[i], i, turns[-1], loss)]
         if self.marks:
@@ -167,6 +168,15 @@ class ChatTemplate:
         if loss == "all" and len(wanted) == len(turns):
             return text, [(0, len(text))]
         return text, [self._turn(conversation, i, text) for i in wanted]
+
+    def _require_calls(self, conversation: Conversation) -> None:
+        """Refuse calls of tools that the template leaves out: the turn would be learned without them. Raises UserError."""
+        calling = next((i for i, message in enumerate(conversation.messages, 1) if message.get("tool_calls")), None)
+        if calling is not None and "tool_calls" not in self.source:
+            raise UserError(
+                f"{conversation.where}: turn {calling} calls tools, and the chat template ({self.name}) writes no tool_calls",
+                "a model whose own template does (--set data.corpus.template=model), or write the calls into the content",
+            )
 
     def _turn(self, conversation: Conversation, index: int, text: str) -> Span:
         """Return the span of one turn, by rendering the conversation up to it and with it."""
