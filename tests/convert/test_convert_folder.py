@@ -406,6 +406,20 @@ def test_the_verb_converts_reports_and_refuses(tmp_path: Path) -> None:
         assert "Traceback" not in refused.stderr
 
 
+def test_weights_that_are_not_finite_warn_and_fail_only_a_verification(tmp_path: Path) -> None:
+    weight = codes(128, 128)
+    weight.view(torch.uint8)[0, 0] = 0x7F
+    names = {"a.weight": weight, "a.weight_scale_inv": scales(1, 1), "b.weight": torch.full((4,), torch.inf).bfloat16()}
+    arguments = ["convert", str(write(tmp_path / "in", [names])), str(tmp_path / "out")]
+    done = windtunnel(*arguments)
+    assert (done.returncode, done.stderr.count("warn: ")) == (0, 2)
+    for extra in ([], ["--json"]):
+        failed = windtunnel(*arguments, "--verify", *extra)
+        assert failed.returncode == 1
+        assert "2 tensors have NaN or infinite values, such as a.weight" in failed.stderr
+    assert json.loads(failed.stdout)["not_finite"] == ["a.weight", "b.weight"]
+
+
 def test_samples_are_verified_and_a_changed_bit_is_found(tmp_path: Path) -> None:
     source, to = deepseek(tmp_path / "in"), tmp_path / "out"
     convert_folder(source, to)

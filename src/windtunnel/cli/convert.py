@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from windtunnel.recipe import UserError, find_model
+from windtunnel.recipe import GateFailed, UserError, find_model
 
 from .options import JsonOption
 from .output import print_json
@@ -44,7 +44,9 @@ def convert(
     mtp: Annotated[Further, typer.Option("--mtp", help="Blocks that predict further tokens (DeepSeek's last).")] = Further.keep,
     device: Annotated[str, typer.Option("--device", help="cpu, cuda (all GPUs) or cuda:0; the bits are the same.")] = "cpu",
     workers: Annotated[int | None, typer.Option("--workers", min=1, max=256, help="Threads; otherwise one a core.")] = None,
-    verify: Annotated[bool, typer.Option("--verify", help="Compare samples with the plain formula afterwards.")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Compare samples with the plain formula afterwards; weights must be finite.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Convert a model's weights from fp8 or fp4 with block scales to bf16, exactly, or from bf16 to fp8.
@@ -75,10 +77,17 @@ def convert(
         brief: dict[str, Any] = {key: report[key] for key in BRIEF if key in report}
         brief["verified"] = asdict(verified) if verified is not None else None
         print_json({**values, **brief, "seconds": made.seconds, "reused": made.reused, "report": str(made.folder / REPORT)})
-        return
-    typer.echo(_summary(made))
-    if verified is not None:
-        typer.echo(f"verified {verified.tensors:,} tensors, {verified.weights:,} weights of them: all are as the formula says")
+    else:
+        typer.echo(_summary(made))
+        if verified is not None:
+            samples = f"{verified.tensors:,} tensors, {verified.weights:,} weights of them"
+            typer.echo(f"verified {samples}: all are as the formula says")
+    if verify and report["not_finite"]:
+        raise GateFailed(
+            f"--verify: {len(report['not_finite']):,} tensors have NaN or infinite values, such as {report['not_finite'][0]}; "
+            f"they were converted as they are, and {made.folder / REPORT} lists all of them under not_finite",
+            f"windtunnel fetch {source} --verify compares the model's files with the hashes they should have",
+        )
 
 
 def _summary(made: Any) -> str:
