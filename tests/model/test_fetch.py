@@ -340,6 +340,23 @@ def test_hashes_of_a_folder_are_compared_wherever_it_comes_from(hub: Hub, tmp_pa
     assert shard.name in refused(fetch("someone/tiny", hub, tmp_path / "models", "--to", str(to), "--verify"))
 
 
+def test_a_folder_is_verified_by_its_path_alone(hub: Hub, tmp_path: Path) -> None:
+    models, to = tmp_path / "models", tmp_path / "elsewhere" / "model"
+    assert fetch("someone/tiny", hub, models, "--to", str(to)).returncode == 0
+    for words in ((str(to), None, models, "--verify"), ("--to", None, models, str(to), "--verify")):
+        done = fetch(*words)
+        assert done.stdout.startswith(f"verified {to}"), done.stderr
+    config = to / "config.json"
+    config.write_text(config.read_text() + " ")
+    assert "config.json" in refused(fetch(str(to), None, models, "--verify"))
+    (to / "fetched.json").unlink()
+    assert f"windtunnel fetch OWNER/NAME --to {to} --verify" in refused(fetch(str(to), None, models, "--verify"))
+    assert "there is no folder" in refused(fetch(str(to / "x"), None, models, "--verify"))
+    assert "two folders" in refused(fetch(str(to), None, models, "--to", str(tmp_path), "--verify"))
+    assert "no folder is named" in refused(fetch("--verify", None, models))
+    assert "no model is named" in refused(fetch("--only", None, models, "tokenizer"))
+
+
 def test_a_token_that_is_refused_and_a_disk_that_is_full_are_said(hub: Hub, tmp_path: Path) -> None:
     said = refused(fetch("someone/tiny", hub, tmp_path / "models", HF_TOKEN="hf_expired"))
     assert "token" in said

@@ -19,7 +19,10 @@ class Part(StrEnum):
 
 
 def fetch(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A built-in model (smollm2-135m), or OWNER/NAME on the hub.")],
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", help="A built-in model (smollm2-135m), OWNER/NAME on the hub, or, to --verify, a folder."),
+    ] = None,
     only: Annotated[
         Part | None,
         typer.Option(
@@ -41,12 +44,15 @@ def fetch(
     is needed: a login node or a cheap CPU machine does.
     """
     from windtunnel.model import fetch_model, verify_hashes
+    from windtunnel.recipe import UserError
 
     def say(what: str) -> None:
         typer.echo(what, err=True)
 
     if verify:
         made = verify_hashes(name, say, to=to)
+    elif name is None:
+        raise UserError("fetch: no model is named", "windtunnel fetch smollm2-135m-instruct, for example, or OWNER/NAME")
     else:
         made = fetch_model(name, say, to=to, weights=only is None)
     if json:

@@ -92,26 +92,32 @@ def fetch_model(name: str, say: Say = lambda _: None, *, to: Path | None = None,
     return Fetched(name, folder, noted["source"], size)
 
 
-def verify_hashes(name: str, say: Say = lambda _: None, *, to: Path | None = None) -> Fetched:
+def verify_hashes(name: str | None, say: Say = lambda _: None, *, to: Path | None = None) -> Fetched:
     """Read all of a model that is on this machine and compare it with the hashes it was fetched with, else with the hub's.
 
     Args:
-        name: as of `fetch_model`.
+        name: as of `fetch_model`, or a folder; None where `to` says which folder.
         say: told what is being done.
         to: the folder, where it is another one.
 
     Raises:
-        UserError: there is no such folder; it is not whole; files differ, which are named; or the hub must be asked and does
-            not answer.
+        UserError: there is no such folder; it is not whole; files differ, which are named; or the hub must be asked, and a
+            folder alone does not say for which model, or it does not answer.
     """
-    identity, folder = _identity(name), to or find_model(name) or model_folder(name)
+    identity, folder = _to_verify(name, to)
     if not folder.is_dir():
-        raise UserError(f"fetch: there is no {folder} to verify", f"windtunnel fetch {name}")
+        fix = f"windtunnel fetch {identity} --to {to}" if to else f"windtunnel fetch {identity}"
+        raise UserError(f"fetch: there is no folder {folder} to verify", fix if identity else "check the path")
     noted = _noted(folder)
     size = 0 if noted.get("only") else verify_model(folder)
     if noted.get("files"):
         files = tuple(HubFile(file, entry["bytes"], entry["sha256"], None) for file, entry in noted["files"].items())
         source = noted["source"]
+    elif identity is None:
+        raise UserError(
+            f"fetch: {folder} has no hashes to compare with: there are none in {FETCHED}, which a fetch writes",
+            f"name the model, and the hub is asked: windtunnel fetch OWNER/NAME --to {folder} --verify",
+        )
     else:
         listing = look_up(identity)
         files, source = listing.files, listing.source
@@ -121,7 +127,7 @@ def verify_hashes(name: str, say: Say = lambda _: None, *, to: Path | None = Non
             f"fetch: {folder}: {len(wrong)} of {len(files)} files are not those of {source}: {', '.join(wrong[:5])}",
             "remove them and copy them again, or fetch the model into another folder: --to FOLDER",
         )
-    return Fetched(name, folder, f"{len(files)} files as in {source}", size, reused=True)
+    return Fetched(name or folder.name, folder, f"{len(files)} files as in {source}", size, reused=True)
 
 
 def weights_folder(config: str) -> Path | None:
@@ -213,6 +219,18 @@ def _identity(name: str) -> str:
             f"give OWNER/NAME as on huggingface.co; {near_models(name)}",
         )
     return identity
+
+
+def _to_verify(name: str | None, to: Path | None) -> tuple[str | None, Path]:
+    """Return (id on the hub, None where a folder is named; the folder). Raises UserError for no folder, or two."""
+    folder = None if to is None else to.expanduser()
+    if name is not None and not is_folder_name(name) and not Path(name).is_dir():
+        return _identity(name), folder or find_model(name) or model_folder(name)
+    named = None if name is None else Path(name.strip()).expanduser()
+    if (folder is None) == (named is None):
+        what = "no folder is named" if folder is None else f"two folders are named, {named} and {folder}"
+        raise UserError(f"fetch: --verify: {what}", "windtunnel fetch FOLDER --verify")
+    return None, folder or named or Path()
 
 
 def _noted(folder: Path) -> dict[str, Any]:
