@@ -81,6 +81,12 @@ def test_further_blocks_are_dropped_by_choice(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out" / "config.json").read_text())["num_nextn_predict_layers"] == 0
 
 
+def test_further_blocks_that_are_not_there_are_not_claimed(tmp_path: Path) -> None:
+    tensors = {"model.layers.0.a.weight": codes(128, 128), "model.layers.0.a.weight_scale_inv": scales(1, 1)}
+    convert_folder(write(tmp_path / "in", [tensors]), tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["num_nextn_predict_layers"] == 0
+
+
 def test_only_some_layers_make_a_smaller_model(tmp_path: Path) -> None:
     source = deepseek(tmp_path / "in")
     convert_folder(source, tmp_path / "out", Choice(layers=parse_layers("0,2")))

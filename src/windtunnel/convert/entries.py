@@ -30,6 +30,7 @@ LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 MIXTRAL_EXPERT = re.compile(r"\.experts\.\d+\.w[123]\.weight$")
 """How Mixtral and its like call an expert's gate, down and up projection."""
 MTP = re.compile(r"^(?:model\.)?mtp\.")
+FURTHER = "num_nextn_predict_layers"
 
 
 @dataclass(frozen=True)
@@ -325,16 +326,20 @@ def text_part(config: dict[str, Any]) -> dict[str, Any]:
 
 def _renamed(name: str, config: dict[str, Any], choice: Choice) -> str | None:
     """Return a tensor's name after layers were chosen; None if it goes."""
-    found, count = LAYER.search(name), _blocks(config)
-    layer = int(found[1]) if found and MTP.match(name) is None else None
-    further = MTP.match(name) is not None or (layer is not None and count is not None and layer >= count)
-    if further:
+    if _is_further(name, config):
         return name if choice.mtp == "keep" and choice.layers is None else None
-    if layer is None or choice.layers is None or found is None:
+    found = LAYER.search(name)
+    if choice.layers is None or found is None:
         return name
-    if layer not in choice.layers:
+    if (layer := int(found[1])) not in choice.layers:
         return None
     return f"{name[: found.start(1)]}{choice.layers.index(layer)}{name[found.end(1) :]}"
+
+
+def _is_further(name: str, config: dict[str, Any]) -> bool:
+    """Return whether a tensor is of a block that predicts further tokens."""
+    found, count = LAYER.search(name), _blocks(config)
+    return MTP.match(name) is not None or (found is not None and count is not None and int(found[1]) >= count)
 
 
 def make_config(config: dict[str, Any], choice: Choice, entries: Iterable[Entry]) -> dict[str, Any]:
@@ -357,8 +362,8 @@ def make_config(config: dict[str, Any], choice: Choice, entries: Iterable[Entry]
         }  # fmt: skip
     if choice.layers is not None:
         _choose_layers(text, choice.layers)
-    if (choice.mtp == "drop" or choice.layers is not None) and "num_nextn_predict_layers" in text:
-        text["num_nextn_predict_layers"] = 0
+    if FURTHER in text and not any(_is_further(entry.outputs[0].name, config) for entry in entries):
+        text[FURTHER] = 0  # dropped, or never there: transformers loses them on saving and goes on claiming them
     return made
 
 
