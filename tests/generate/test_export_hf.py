@@ -68,6 +68,7 @@ def test_transformers_loads_what_was_trained(tmp_path: Path, family: str, adapte
     config = json.loads((tmp_path / "out/config.json").read_text())
     assert config["architectures"] == [type(out).__name__]
     assert (config["dtype"], config["tie_word_embeddings"]) == ("float32", family == "qwen2")
+    assert config.get("num_nextn_predict_layers", 0) == 0, "transformers claims blocks that it has not saved"
     assert served(run) == served(tmp_path / "out")
     if adapter and family == "deepseek_v3":
         with pytest.raises(UserError, match="peft would take them for the experts"):

@@ -150,7 +150,8 @@ class HubRun:
         content = {key: value for key, value in self._described["config.json"].items() if key not in coded}
         tied = bool(self._hollow.config.tie_word_embeddings)
         own = {"architectures": [type(self._hollow).__name__], "dtype": DTYPES[dtype], "tie_word_embeddings": tied}
-        return content | own
+        further = "num_nextn_predict_layers"  # transformers has no module for them: they are neither trained nor written
+        return content | own | ({further: 0} if further in content else {})
 
     @cached_property
     def ends(self) -> list[int]:
