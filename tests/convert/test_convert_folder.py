@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from coded_models import CONFIG, codes, deepseek, formula, same_bits, scales, tensors_of, write
+from coded_models import CONFIG, codes, deepseek, formula, grid, same_bits, scales, tensors_of, write
 from safetensors.torch import load_file, save_file
 from waiting import HANG, until
 from zygote import windtunnel
@@ -264,13 +264,17 @@ main(["convert", sys.argv[1], sys.argv[2]])
 """
 
 
-def test_a_disk_that_fills_up_loses_nothing(tmp_path: Path) -> None:
-    source, to = many_shards(tmp_path / "in"), tmp_path / "out"
+@pytest.mark.parametrize("large", ["weights", "tokenizer"])
+def test_a_disk_that_fills_up_loses_nothing(tmp_path: Path, large: str) -> None:
+    source, to = many_shards(tmp_path / "in", width=256 if large == "weights" else 128), tmp_path / "out"
+    if large == "tokenizer":
+        (source / "tokenizer.json").write_text(" " * 150_000)
     done = subprocess.run(
         [sys.executable, "-c", FULL, str(source), str(to)], capture_output=True, text=True, timeout=HANG, check=False
     )
     assert done.returncode == 2, done.stderr
-    assert "cannot be written: File too large" in done.stderr
+    full = to if large == "weights" else tmp_path / "out.partial/tokenizer.json"
+    assert f"{full} cannot be written: File too large" in done.stderr
     assert "goes on with the shards that are finished" in done.stderr
     assert not to.exists()
     convert_folder(source, to)
@@ -284,11 +288,11 @@ convert_folder(sys.argv[1], sys.argv[2], workers=2, progress=lambda done, total:
 """
 
 
-def many_shards(folder: Path, count: int = 8) -> Path:
+def many_shards(folder: Path, count: int = 8, width: int = 256) -> Path:
     tensors = [
         {
-            f"model.layers.{n}.up_proj.weight": codes(256, 256, seed=n),
-            f"model.layers.{n}.up_proj.weight_scale_inv": scales(2, 2, seed=n),
+            f"model.layers.{n}.up_proj.weight": codes(width, width, seed=n),
+            f"model.layers.{n}.up_proj.weight_scale_inv": scales(*grid(width, width), seed=n),
             f"model.layers.{n}.norm.weight": torch.ones(64),
         }
         for n in range(count)

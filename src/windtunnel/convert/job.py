@@ -113,9 +113,11 @@ def convert_folder(
             partial.rename(to)
             fsync_folder(to.parent)
     except OSError as error:
+        if error.filename and error.filename2 is None and Path(error.filename).parent == source:
+            raise UserError(f"{error.filename} cannot be read: {error.strerror}", "look at its permissions") from None
         free = shutil.disk_usage(to.parent).free / 1e9 if to.parent.is_dir() else 0.0
         raise UserError(
-            f"{error.filename or to} cannot be written: {error.strerror or error} ({free:,.1f} GB are free)",
+            f"{error.filename2 or error.filename or to} cannot be written: {error.strerror or error} ({free:,.1f} GB are free)",
             "make room, or name another folder; the same command goes on with the shards that are finished",
         ) from None
     return Converted(to, weight_bytes(shards), len(shards), kept, time.monotonic() - begun, report)
