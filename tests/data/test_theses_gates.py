@@ -8,6 +8,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from thesis_files import RIGHT, recipe_of, spread, write_lines
 
@@ -174,6 +175,18 @@ def test_export_holds_every_thesis_and_is_a_corpus_again(generated: PreparedData
     assert again.checksum == generated.checksum
     with pytest.raises(UserError, match="there is something already"):
         export_theses(generated, tmp_path / "out")
+
+
+def test_theses_too_long_for_training_are_among_the_rejects(generated: PreparedData, tmp_path: Path) -> None:
+    longest = int(np.diff(generated.train.starts).max())
+    packing = generated.train.packing(longest - 5)
+    assert 0 < packing.dropped < generated.train.samples
+    export_theses(generated, tmp_path / "out", longest - 5)
+    lines = {name: (tmp_path / f"out/{name}.jsonl").read_text().splitlines() for name in ("train", "rejects", "theses")}
+    reasons = [json.loads(line)["reason"] for line in lines["rejects"]]
+    assert sum(reason.startswith(f"longer than model.sequence={longest - 5}") for reason in reasons) == packing.dropped
+    assert len(lines["train"]) == len(packing.order)
+    assert len(lines["theses"]) + len(lines["rejects"]) == generated.facts["read"]
 
 
 def test_hugging_face_datasets_loads_the_folder(generated: PreparedData, tmp_path: Path) -> None:

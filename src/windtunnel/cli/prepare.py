@@ -81,7 +81,7 @@ def prepare_data(
     if out is not None:
         from windtunnel.data import export_theses
 
-        written = export_theses(data, out)
+        written = export_theses(data, out, None if lacking else getattr(recipe.model, "sequence", None))
     reports = [_report(*one) for one in made.values()]
     if as_json:
         found: dict[str, Any] = reports[0] if len(reports) == 1 else {"prepared": reports}

@@ -10,12 +10,16 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from windtunnel.files import fsync_folder, write_json
 from windtunnel.recipe import UserError
 
 from .children import in_processes, processes_for
+from .packing import ConversationFile
 from .samples import batches
-from .theses import PRICES, REJECTS, SPLITS
+from .theses import PRICES, REJECTS, SPLITS, Rejected
+from .theses_sort import Refusal
 
 if TYPE_CHECKING:
     import pyarrow
@@ -31,18 +35,24 @@ COLUMNS = (
 _ROWS = 8_192
 
 
-def export_theses(prepared: PreparedData, folder: Path) -> list[Path]:
+def export_theses(prepared: PreparedData, folder: Path, sequence: int | None = None) -> list[Path]:
     """Write prepared theses into a folder, which is made; return what was written.
 
     train.jsonl, validation.jsonl and test.jsonl, theses.jsonl with all three, rejects.jsonl, of generated theses
     prices.parquet, and dataset/ for `datasets.load_from_disk`, in which the indicators are JSON text.
+
+    Args:
+        prepared: the theses.
+        folder: new, or empty.
+        sequence: tokens of a packed sequence: theses that training leaves out as too long are written among the rejects; None:
+            where tokens are not known.
 
     Raises:
         UserError: the folder holds something else, or cannot be written.
     """
     require_empty(folder)
     try:
-        return _write(prepared, folder.absolute())
+        return _write(prepared, folder.absolute(), sequence)
     except OSError as error:
         raise UserError(f"--out {folder} cannot be written: {error.strerror}", "name another place, or free some space") from None
 
@@ -53,7 +63,7 @@ def require_empty(folder: Path) -> None:
         raise UserError(f"--out {folder}: there is something already", "name a new folder, or empty it")
 
 
-def _write(prepared: PreparedData, folder: Path) -> list[Path]:
+def _write(prepared: PreparedData, folder: Path, sequence: int | None) -> list[Path]:
     # A name of its own until all of it is there.
     temporary = folder.with_name(f".{folder.name}.part-{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -62,6 +72,8 @@ def _write(prepared: PreparedData, folder: Path) -> list[Path]:
         names = [f"{name}.jsonl" for name in SPLITS] + [REJECTS] + ([PRICES] if prepared.prices is not None else [])
         for name in names:
             shutil.copyfile(prepared.folder / name, temporary / name)
+        if sequence is not None:
+            _leave_out(prepared, temporary, sequence)
         with open(temporary / "theses.jsonl", "wb") as whole:
             for name in SPLITS:
                 with open(temporary / f"{name}.jsonl", "rb") as part:
@@ -69,7 +81,7 @@ def _write(prepared: PreparedData, folder: Path) -> list[Path]:
         dataset = temporary / DATASET
         dataset.mkdir()
         for name in SPLITS:
-            _write_split(prepared.folder / f"{name}.jsonl", dataset / name, name, prepared.checksum)
+            _write_split(temporary / f"{name}.jsonl", dataset / name, name, prepared.checksum)
         write_json(dataset / "dataset_dict.json", {"splits": list(SPLITS)})
         folder.parent.mkdir(parents=True, exist_ok=True)
         if folder.exists():
@@ -81,6 +93,28 @@ def _write(prepared: PreparedData, folder: Path) -> list[Path]:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return [folder / name for name in (*names, "theses.jsonl", DATASET)]
+
+
+def _leave_out(prepared: PreparedData, folder: Path, sequence: int) -> None:
+    """Move the theses that training leaves out from train.jsonl to the rejects."""
+    assert isinstance(prepared.train, ConversationFile)
+    left = set(range(prepared.train.samples)) - set(prepared.train.packing(sequence).order.tolist())
+    if not left:
+        return
+    lengths = np.diff(prepared.train.starts)
+    reason = f"longer than model.sequence={sequence}, and left out of training"
+    with (
+        open(prepared.folder / "train.jsonl", "rb") as lines,
+        open(folder / "train.jsonl", "wb") as kept,
+        open(folder / REJECTS, "a", encoding="utf-8") as rejects,
+    ):
+        for number, line in enumerate(lines):
+            if number not in left:
+                kept.write(line)
+                continue
+            record = json.loads(line)
+            why = Rejected(reason, f"{lengths[number]:,} tokens")
+            rejects.write(Refusal.of(number, record["source_file"], record, why).line)
 
 
 def _write_split(theses: Path, folder: Path, split: str, checksum: str) -> None:
