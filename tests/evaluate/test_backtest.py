@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -107,8 +108,9 @@ def test_nothing_to_trade_says_why() -> None:
         with pytest.raises(UserError) as caught:
             run_backtest(signals_of(make_signals(rows)), prices, rules())  # type: ignore[arg-type]
         assert words in caught.value.message
-    with pytest.raises(UserError, match="has no opens"):
-        run_backtest(signals_of(make_signals([("A", 0, "BUY")])), prices, rules(trade_at="open"))
+    for adjusted, words in ((False, "no opens beside its closes"), (True, "no opens that are adjusted as its closes are")):
+        with pytest.raises(UserError, match=words):
+            run_backtest(signals_of(make_signals([("A", 0, "BUY")])), replace(prices, adjusted=adjusted), rules(trade_at="open"))
 
 
 def test_too_few_days_have_no_interval() -> None:

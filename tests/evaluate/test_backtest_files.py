@@ -166,6 +166,8 @@ def test_a_text_of_a_million_letters_is_no_obstacle(tmp_path: Path) -> None:
         ("ticker,as_of_date\nA,2024-01-02\n", "no predicted among ticker, as_of_date"),
         (ROWS + "1,A,2024-01-02,BUY,STRONG BUY,1,\n", "line 2: predicted is 'STRONG BUY'"),
         (ROWS + "1,A,yesterday,BUY,BUY,1,\n", "as_of_date is 'yesterday', no date"),
+        (ROWS + "1,A,2024-01-0312,BUY,BUY,1,\n", "as_of_date is '2024-01-0312', no date"),
+        (ROWS + "1,A,2024-W01-3,BUY,BUY,1,\n", "as_of_date is '2024-W01-3', no date"),
         (ROWS + "1,,2024-01-02,BUY,BUY,1,\n", "the ticker is missing"),
         (ROWS + "1,A,2024-01-02,BUY,BUY,150,\n", "confidence is '150'"),
         (ROWS + "1,A,2024-01-02,BUY,BUY,nan,\n", "confidence is 'nan'"),

@@ -121,7 +121,8 @@ def run_backtest(signals: Signals, prices: Prices, rules: Backtest) -> BacktestR
         UserError: the prices have no opens and trades are made at them, or no signal meets a price.
     """
     if rules.trade_at == "open" and prices.open is None:
-        raise UserError(f"{prices.source} has no opens beside its closes", "--trade-at close, or a file with a column open")
+        what = "opens that are adjusted as its closes are" if prices.adjusted else "opens beside its closes"
+        raise UserError(f"{prices.source} has no {what}", "--trade-at close, or a file with the columns open and close alone")
     account = run_account(prices, signals.rows, rules)
     if not len(account.days):
         raise UserError(

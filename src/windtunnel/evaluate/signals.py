@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import datetime
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from windtunnel.recipe import UserError, parse_json
 DIRECTIONS = {"STRONG_BUY": 1, "BUY": 1, "HOLD": 0, "SELL": -1, "STRONG_SELL": -1}
 NEEDED = ("ticker", "as_of_date", "predicted")
 LONGEST_FIELD = 1 << 28
+DATE = re.compile(r"(\d{4}-\d{2}-\d{2})(?:[ T].*)?", re.ASCII)
+"""A day, perhaps with a time."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +145,10 @@ def _signal(path: Path, line: int, record: dict[str, Any], column: str) -> Signa
     if not ticker:
         raise UserError(f"{where}: the ticker is missing", "give each prediction its ticker")
     try:
-        as_of = datetime.date.fromisoformat(str(record["as_of_date"]).strip()[:10])
+        found = DATE.fullmatch(str(record["as_of_date"]).strip())
+        if found is None:
+            raise ValueError
+        as_of = datetime.date.fromisoformat(found[1])
     except ValueError:
         raise UserError(f"{where}: as_of_date is {record['as_of_date']!r}, no date", "write dates as 2025-01-31") from None
     action = str(record[column] or "").strip() or None
