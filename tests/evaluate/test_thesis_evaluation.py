@@ -342,6 +342,21 @@ def test_new_theses_are_predicted_from_xml(place: Path, tmp_path: Path, capsys: 
     assert len(written(tmp_path / "out")) == 2
 
 
+def test_a_recipe_stands_for_its_newest_run(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "new.xml").write_text(NEW)
+    (tmp_path / "runs").mkdir()
+    name = RunFolder.open(place / "runs" / "mini").recipe.name
+    command = ("predict", name, "--root", tmp_path / "runs", "--file", tmp_path / "new.xml")
+    code, _, told = verb(capsys, *command)
+    assert code == 2
+    assert "no run folder" in told
+    (tmp_path / "runs" / f"{name}-20250101-000000").symlink_to(place / "runs" / "mini")
+    code, out, told = verb(capsys, *command)
+    assert code == 0, told
+    assert f"the newest run of {name}: {tmp_path / 'runs' / name}-20250101-000000" in told.replace("\n", "")
+    assert "2024-06-04" in out
+
+
 def test_a_thesis_is_asked_as_in_training_and_predicted_as_in_the_evaluation(place: Path, tmp_path: Path) -> None:
     recipe = RunFolder.open(place / "runs" / "mini").recipe
     data = prepare(recipe)

@@ -16,7 +16,10 @@ SHOWN = 3
 
 def predict(
     model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="A run's folder, or its name under --root; or a Hugging Face folder.")
+        Path,
+        typer.Argument(
+            metavar="MODEL", help="A run's folder or name, a recipe's name (its newest run), or a Hugging Face folder."
+        ),
     ],
     file: Annotated[Path, typer.Option("--file", metavar="FILE", help="Theses without an action: XML, JSON lines or Parquet.")],
     step: Annotated[int | None, typer.Option("--step", min=0, help="The checkpoint of this step; otherwise the best.")] = None,
@@ -39,7 +42,7 @@ def predict(
     """Predict the actions of new theses, with probabilities and the time each took."""
     from windtunnel.recipe import UserError, load_recipe
 
-    folder = find_run(model, root)
+    folder = _find(model, root)
     if sets and recipe is None:
         raise UserError("--set changes --recipe, and there is none", "leave it out, or name the recipe")
     asked = None if recipe is None else load_recipe(recipe, sets or [])
@@ -64,3 +67,18 @@ def predict(
     ]
     many = f"{len(found.made):,} predictions; seconds each: mean {found.latency.mean:.2f}, p50, p95 {found.latency}"
     print_remarks([*remarks, ("latency", many), *([("written", str(out))] if out is not None else [])])
+
+
+def _find(model: Path, root: Path) -> Path:
+    """Return the folder of a run or a model; of a recipe's name that of its newest run. Raises UserError."""
+    from windtunnel.recipe import UserError
+    from windtunnel.run import list_runs, newest_run
+
+    try:
+        return find_run(model, root)
+    except UserError:
+        if not any(run.recipe == str(model) for run in list_runs(root)):
+            raise
+    folder = newest_run(root, str(model))
+    typer.echo(f"the newest run of {model}: {folder}", err=True)
+    return folder
