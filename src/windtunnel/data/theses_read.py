@@ -161,7 +161,7 @@ def read_questions(file: Path, corpus: ThesisCorpus) -> tuple[list[Thesis], list
         why = f"; the first: {rejected[0]}" if rejected else ""
         raise UserError(
             f"--file: {file} has no thesis to predict{why}",
-            "a thesis has ticker, as_of_date and its indicators; see docs/data.md",
+            "a thesis has ticker, as_of_date and its indicators; see docs/theses.md",
         )
     return asked, rejected
 

@@ -124,7 +124,10 @@ class PredictionLog:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise UserError(f"{self._path} cannot be written: {error.strerror or error}", "make room, and begin again") from None
+            raise UserError(
+                f"{self._path} cannot be written: {error.strerror or error}",
+                "make room, or name a folder that can be written, and begin again",
+            ) from None
 
     def remove(self) -> None:
         """Delete the file: what it holds stands elsewhere now."""
