@@ -98,8 +98,9 @@ def _write(prepared: PreparedData, folder: Path, sequence: int | None) -> list[P
 def _leave_out(prepared: PreparedData, folder: Path, sequence: int) -> None:
     """Move the theses that training leaves out from train.jsonl to the rejects."""
     assert isinstance(prepared.train, ConversationFile)
-    left = set(range(prepared.train.samples)) - set(prepared.train.packing(sequence).order.tolist())
-    if not left:
+    left = np.ones(prepared.train.samples, dtype=bool)
+    left[prepared.train.packing(sequence).order] = False
+    if not left.any():
         return
     lengths = np.diff(prepared.train.starts)
     reason = f"longer than model.sequence={sequence}, and left out of training"
@@ -109,7 +110,7 @@ def _leave_out(prepared: PreparedData, folder: Path, sequence: int) -> None:
         open(folder / REJECTS, "a", encoding="utf-8") as rejects,
     ):
         for number, line in enumerate(lines):
-            if number not in left:
+            if not left[number]:
                 kept.write(line)
                 continue
             record = json.loads(line)
