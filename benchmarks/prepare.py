@@ -1,9 +1,10 @@
 """How fast data are prepared: read, checked, tokenized and written, with a tokenizer that is trained on them.
 
-python benchmarks/prepare.py [--megabytes 200] [--documents 50000] [--out benchmarks/results/prepare-cpu.json]
+python benchmarks/prepare.py [--megabytes 200] [--documents 50000] [--theses 20000] [--out benchmarks/results/prepare-cpu.json]
 
 text: the lines of Python's standard library in random order, over and over, as files of a megabyte; with a BPE of 8,192
-tokens, and with a token a character. questions: generated questions and answers. CPU seconds are those of all threads.
+tokens, and with a token a character. questions: generated questions and answers. theses: those that the recipe thesis generates,
+with the search for near copies. CPU seconds are those of all threads.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=int, default=200)
     parser.add_argument("--documents", type=int, default=50_000)
+    parser.add_argument("--theses", type=int, default=20_000)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/prepare-cpu.json"))
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as root:
@@ -47,6 +49,8 @@ def main() -> None:
         model = _model(Path(root) / "model")
         sets = [f"model.config={model}", f"data.corpus.arithmetic.documents={args.documents}"]
         measured["questions"] = {"documents": args.documents} | _measure("finetune", sets)
+        sets = [f"model.config={model}", "model.weights=bf16", f"data.corpus.generated.records={args.theses}"]
+        measured["theses"] = {"documents": args.theses} | _measure("thesis", sets)
     machine = {"cores": os.cpu_count(), "load": os.getloadavg()[0], "python": platform.python_version()}
     result = {"machine": machine | {"date": datetime.date.today().isoformat()}, **measured}
     args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

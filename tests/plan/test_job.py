@@ -49,6 +49,18 @@ def test_a_model_of_671_billion_is_downloaded_converted_trained_judged_and_expor
     assert json.loads(json.dumps(job.to_json()))["total"]["dollars"] == pytest.approx(job.dollars)
 
 
+@pytest.mark.parametrize(("name", "measured"), [("finetune", "questions"), ("thesis", "theses")])
+def test_preparing_takes_as_long_as_was_measured(name: str, measured: str) -> None:
+    results = json.loads((Path(__file__).parents[2] / "benchmarks/results/prepare-cpu.json").read_text())
+    recipe, rig = load_recipe(name), parse_rig("8xH200")
+    plan = make_plan(recipe, rig)
+    job = plan_job(recipe, rig, [("sft", plan)])
+    assert job is not None
+    step = next(step for step in job.steps if step.name == "prepare")
+    assert plan.corpus_tokens is not None
+    assert step.hours == pytest.approx(plan.corpus_tokens / results[measured]["tokens_per_second"] / 3600, rel=0.05)
+
+
 def test_more_predictions_take_longer_and_are_not_in_the_total() -> None:
     job = job_of("8xH200", *BIG)
     few, many = (step for step in job.steps if step.name == "predict")
