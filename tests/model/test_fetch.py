@@ -306,6 +306,12 @@ def test_a_fetch_that_is_killed_goes_on_inside_the_file(large: Hub, tmp_path: Pa
     assert not list(models.glob(".partial*"))
 
 
+def test_a_fetch_that_finds_no_hub_leaves_no_half_model(tmp_path: Path) -> None:
+    assert "cannot be reached" in refused(fetch("someone/tiny", None, tmp_path / "models"))
+    with pytest.raises(UserError, match="are not on this machine"):
+        require(tmp_path / "models", "someone/tiny")
+
+
 def require(models: Path, name: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WINDTUNNEL_MODELS", str(models))

@@ -45,6 +45,8 @@ def test_a_model_that_is_not_here_says_how_much_is_to_come(tmp_path: Path, monke
     assert "windtunnel fetch deepseek-v3" in absent.fix
     assert absent.lacks == (("the model's weights", "windtunnel fetch deepseek-v3"),)
     (tmp_path / ".partial-deepseek-v3").mkdir()
+    assert "nothing of it" in judged(tmp_path, "deepseek-v3").evidence
+    (tmp_path / ".partial-deepseek-v3/config.json").write_text("{}")
     assert "a fetch that was cut off" in judged(tmp_path, "deepseek-v3").evidence
     here = Context("finetune", ("model.config=deepseek-v3",), ("here",), folder=tmp_path)
     outcome = run_checks(select(all_checks(), ["model-files"]), here, isolate=False)[-1]

@@ -148,7 +148,7 @@ def require_weights(config: str) -> Path | None:
     if folder is None and not cut and not is_known(config) and (is_folder_name(config) or hub_id(config) is None):
         raise unknown_model(config)
     if folder is None or _noted(folder).get("only"):
-        lacking = f"{cut} holds half of them" if cut else "are not on this machine"
+        lacking = f"are not whole: {cut} holds half of them" if cut else "are not on this machine"
         if folder is not None and not cut:
             lacking = f"were not fetched: {folder} has its config and tokenizer alone"
         fix = f"windtunnel fetch {config}; or {by_hand(config)}"
@@ -165,7 +165,7 @@ def require_weights(config: str) -> Path | None:
 def cut_off(config: str) -> Path | None:
     """Return the folder of a fetch that was cut off; None where there is none."""
     partial = model_folder(config).parent / f".partial-{model_folder(config).name}"
-    return partial if partial.is_dir() else None
+    return partial if partial.is_dir() and any(partial.iterdir()) else None  # of one that found no hub it is empty
 
 
 def _require_no_half(folder: Path) -> None:
