@@ -173,6 +173,10 @@ def test_export_holds_every_thesis_and_is_a_corpus_again(generated: PreparedData
         assert [row["uid"] for row in rows] == [thesis.uid for thesis in theses]
         assert json.loads(rows[0]["indicators"]) == theses[0].indicators
     assert again.checksum == generated.checksum
+    splits = prepare(recipe_of(ThesisCorpus(files=[str(tmp_path / "out/dataset")])), cache=tmp_path / "cache")
+    assert (splits.facts["kept"], splits.checksum) == (generated.facts["kept"], generated.checksum)
+    taken = {Path(path).name for path in dataset_files(str(tmp_path / "out"), every_split=True)}
+    assert taken == names - {"rejects.jsonl", "dataset"}
     with pytest.raises(UserError, match="there is something already"):
         export_theses(generated, tmp_path / "out")
 

@@ -54,13 +54,13 @@ def corpus_files(corpus: TextCorpus | StdlibCorpus | UserCorpus) -> list[CorpusF
     return [replace(file, format=corpus.format, text_key=corpus.text_key) for file in listed_files(corpus.files)]
 
 
-def listed_files(patterns: Sequence[str]) -> list[CorpusFile]:
-    """Return the files that paths, globs and dataset folders stand for; see `corpus_files`."""
+def listed_files(patterns: Sequence[str], *, every_split: bool = False) -> list[CorpusFile]:
+    """Return the files that paths, globs and dataset folders stand for; see `corpus_files` and `dataset_files`."""
     found: dict[str, CorpusFile] = {}
     for pattern in patterns:
         expanded = os.path.expanduser(pattern)
         if os.path.isdir(expanded):
-            matches = [_stat(path) for path in dataset_files(expanded)]
+            matches = [_stat(path) for path in dataset_files(expanded, every_split=every_split)]
         elif os.path.lexists(expanded):  # a name may hold brackets and need not be a pattern
             file = _stat(expanded)
             if not file.size:

@@ -366,10 +366,10 @@ def _pyarrow(path: str) -> Any:
     return pyarrow
 
 
-def dataset_files(folder: str) -> list[str]:
+def dataset_files(folder: str, *, every_split: bool = False) -> list[str]:
     """Return the files of a folder that Hugging Face datasets saved, or that was downloaded from the hub, in order.
 
-    Of a dataset with several splits `train` is taken.
+    Of a dataset with several splits `train` is taken, or where it is to be split anew all of them.
 
     Raises:
         UserError: the folder holds no such files, or no split named train.
@@ -378,6 +378,8 @@ def dataset_files(folder: str) -> list[str]:
     try:
         if (root / "dataset_dict.json").is_file():
             splits = json.loads((root / "dataset_dict.json").read_text(encoding="utf-8"))["splits"]
+            if every_split:
+                return [file for split in splits for file in dataset_files(str(root / split))]
             if "train" not in splits:
                 raise UserError(
                     f"data.corpus.files: {folder} has the splits {', '.join(splits)} and none named train",
@@ -401,6 +403,8 @@ def dataset_files(folder: str) -> list[str]:
             f"data.corpus.files: {folder} is a directory, without JSON lines, Parquet or a saved dataset in it",
             f"name its files: '{folder.rstrip('/')}/**/*.txt'",
         )
+    if every_split:  # of theses, whose rejects lie beside them where they were written by `prepare`
+        return [path for path in found if Path(path).name != "rejects.jsonl"]
     return train or found
 
 

@@ -174,7 +174,7 @@ def _files(corpus: Any) -> list[CorpusFile]:
 
         return kernel_files(corpus.kernels)
     return (
-        listed_files(corpus.files)
+        listed_files(corpus.files, every_split=isinstance(corpus, ThesisCorpus))  # theses are split anew, by time
         if isinstance(corpus, ConversationCorpus | ThesisCorpus | PromptCorpus) and corpus.files
         else []
     )

@@ -221,7 +221,7 @@ def _theses(corpus: ThesisCorpus, seed: int) -> Iterator[str]:
     from .theses_read import thesis_records
 
     if corpus.files:
-        found = thesis_records(listed_files(corpus.files), lambda share: None)
+        found = thesis_records(listed_files(corpus.files, every_split=True), lambda share: None)
     else:
         assert corpus.generated is not None
         found = generated_records(corpus.generated, simulate(corpus.generated, seed))
