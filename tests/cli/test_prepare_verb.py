@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import itertools
 import json
 import os
 import subprocess
@@ -129,3 +131,19 @@ def test_theses_whose_gate_fails_exit_1_without_a_model_too(folder: Path) -> Non
     done = windtunnel(folder, "prepare", "theses.yaml", *sets, *late, WINDTUNNEL_MODELS=str(folder / "none"))
     assert done.returncode == 1, done.stderr
     assert "theses-periods" in done.stdout
+
+
+def test_training_warns_of_a_gate_that_does_not_hold(folder: Path) -> None:
+    first = datetime.date(2024, 1, 1)
+    record = {"ticker": "ABC", "support": "Sales.", "instruction": "Judge.", "input": "a stock"}
+    lines = [
+        record
+        | {"as_of_date": str(first + datetime.timedelta(day)), "reasoning": f"Day {day} of {7 * day}. " * 9, "action": action}
+        for day, action in zip(range(400), itertools.cycle(("BUY", "HOLD", "SELL")), strict=False)
+    ]
+    (folder / "same.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    sets = ["--set", "data.corpus={kind: theses, files: [same.jsonl], inputs: own}", "--set", "budget.steps=1"]
+    trained = windtunnel(folder, "train", "theses.yaml", "--yes", *sets)
+    assert trained.returncode == 0, trained.stderr
+    assert "warn: theses-inputs: " in trained.stdout
+    assert "1 different input: nothing can be learned" in trained.stdout

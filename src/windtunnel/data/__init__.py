@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from .batch import Batch, Batches
     from .bpe import BPE
     from .cache import CacheEntry, cache_entries, cache_root, remove_entry
-    from .checks_theses import Gate, prepare_theses, require_unread_test, thesis_gates
+    from .checks_theses import Gate, failed_gates, prepare_theses, require_unread_test, thesis_gates
     from .conversations import Conversation
     from .corpus import CorpusFile, corpus_files, listed_files, read_documents
     from .documents import DocumentBatch
@@ -84,6 +84,7 @@ __all__ = [
     "encode_questions",
     "end_of_answer",
     "export_theses",
+    "failed_gates",
     "grades_of",
     "held_out_problems",
     "listed_files",
@@ -122,6 +123,7 @@ _LAZY = {
     "draw_tasks": "kernels",
     "task_prompt": "kernels",
     "Gate": "checks_theses",
+    "failed_gates": "checks_theses",
     "prepare_theses": "checks_theses",
     "require_unread_test": "checks_theses",
     "thesis_gates": "checks_theses",

@@ -285,6 +285,12 @@ def require_unread_test(recipe: Recipe, prepared: PreparedData) -> None:
         raise UserError(error.what, error.fix) from None
 
 
+def failed_gates(recipe: Recipe, prepared: PreparedData) -> list[str]:
+    """Return a sentence for each gate on theses that does not hold; [] of other data."""
+    gates = thesis_gates(recipe, prepared) if isinstance(recipe.data.corpus, ThesisCorpus) else []
+    return [f"{gate.name}: {'; '.join((gate.text, *gate.fixes))}" for gate in gates if gate.status == "fail"]
+
+
 def _has_theses(context: Context) -> bool:
     return isinstance(context.recipe.data.corpus, ThesisCorpus)
 

@@ -11,7 +11,16 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from windtunnel.data import PreparedData, PromptFile, describe_added, describe_packing, prepare, preview, require_unread_test
+from windtunnel.data import (
+    PreparedData,
+    PromptFile,
+    describe_added,
+    describe_packing,
+    failed_gates,
+    prepare,
+    preview,
+    require_unread_test,
+)
 from windtunnel.model import (
     derive,
     describe_base,
@@ -58,6 +67,8 @@ def prepare_run(recipe: Recipe, options: Options, say: Say) -> RunFolder:
         say(f"data: {note}")
     for character, count in data.skipped.items():
         say(f"data: {count:,} x {character!r} outside the alphabet skipped")
+    for failed in failed_gates(recipe, data):
+        say(f"warn: {failed}")
     for line in look_before_training(recipe, data, called=options.called, colour=options.colour):
         say(line)
     recipe, plan = _plan(recipe, rig, data, options, say)
