@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from thesis_files import RIGHT, recipe_of, spread, write_lines
 
-from windtunnel.data import Gate, PreparedData, export_theses, prepare, thesis_gates
+from windtunnel.data import Gate, PreparedData, export_theses, prepare, read_questions, thesis_gates
 from windtunnel.data.formats import dataset_files, form_of, records
 from windtunnel.recipe import ACTIONS, GeneratedTheses, HuggingFaceModel, ThesisCorpus, UserError
 
@@ -179,6 +179,19 @@ def test_export_holds_every_thesis_and_is_a_corpus_again(generated: PreparedData
     assert taken == names - {"rejects.jsonl", "dataset"}
     with pytest.raises(UserError, match="there is something already"):
         export_theses(generated, tmp_path / "out")
+
+
+def test_a_saved_dataset_can_be_asked_about_and_other_folders_are_named_as_given(generated: PreparedData, tmp_path: Path) -> None:
+    export_theses(generated, tmp_path / "out")
+    corpus = ThesisCorpus(files=["new"])
+    asked, left_out = read_questions(tmp_path / "out/dataset", corpus)
+    assert (len(asked), left_out) == (sum(generated.facts["kept"].values()), [])
+    assert [one.uid for one in read_questions(tmp_path / "out/dataset/test", corpus)[0]] == [
+        one.uid for one in generated.theses("test")
+    ]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=r"--file: .* is a directory, without JSON lines"):
+        read_questions(tmp_path / "empty", corpus)
 
 
 def test_theses_too_long_for_training_are_among_the_rejects(generated: PreparedData, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Protocol
 from windtunnel.recipe import ConversationCorpus, ThesisCorpus, UserError
 
 from .conversations import ConversationReader
-from .corpus import CorpusFile
+from .corpus import CorpusFile, listed_files
 from .formats import form_of, line_parts, line_records, open_bytes, records
 from .templates import choose_template
 from .theses import Record, Rejected, Thesis, check_question, today
@@ -147,16 +147,18 @@ def read_questions(file: Path, corpus: ThesisCorpus) -> tuple[list[Thesis], list
     Raises:
         UserError: the file cannot be read, or none of its records asks anything.
     """
+    asked, rejected, now = [], [], today()
     try:
-        listed = CorpusFile(str(file), file.stat().st_size)
+        listed = listed_files([str(file)], every_split=True) if file.is_dir() else [CorpusFile(str(file), file.stat().st_size)]
+        for source, record in thesis_records(listed, lambda share: None):
+            try:
+                asked.append(check_question(record, source, now, corpus.instruction, own=corpus.inputs == "own"))
+            except Rejected as error:
+                rejected.append(f"{source}: {error}")
     except OSError as error:
         raise UserError(f"--file: {file} cannot be read: {error.strerror or error}", "give .xml or .jsonl with theses") from None
-    asked, rejected, now = [], [], today()
-    for source, record in thesis_records([listed], lambda share: None):
-        try:
-            asked.append(check_question(record, source, now, corpus.instruction, own=corpus.inputs == "own"))
-        except Rejected as error:
-            rejected.append(f"{source}: {error}")
+    except UserError as error:
+        raise UserError(error.message.replace("data.corpus.files:", "--file:", 1), error.fix) from None
     if not asked:
         why = f"; the first: {rejected[0]}" if rejected else ""
         raise UserError(
