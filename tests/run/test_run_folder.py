@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,13 @@ def test_what_was_written_is_what_is_opened(tmp_path: Path) -> None:
     assert {"windtunnel", "torch", "python"} <= set(again.manifest["versions"])
     assert again.checkpoints_dir.is_dir()
     assert run.path.name.startswith("charlm-20")
+
+
+def test_the_code_is_known_by_its_commit_where_it_is_a_checkout(tmp_path: Path) -> None:
+    with make(tmp_path) as run:
+        versions = run.manifest["versions"]
+    assert "transformers" in versions
+    assert re.fullmatch(r"[0-9a-f]{12,}(-dirty)?", versions.get("commit", 12 * "0"))
 
 
 def test_two_runs_in_one_second_get_two_folders(tmp_path: Path) -> None:

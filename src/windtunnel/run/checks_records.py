@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from pathlib import Path
 
 from windtunnel.check import Check, CheckFailed, Context, Evidence, Say
 from windtunnel.run import Metrics, MetricsReader, RunFolder
 
+from .folder import git
 from .identity import anchored
 
-SECONDS = 20.0
-"""What git gets; a repository on a network disk may be slow."""
 SHOWN = 3
 
 
@@ -51,11 +49,11 @@ def code(context: Context, say: Say) -> Evidence:
     if not path.is_file():
         return Evidence(f"{context.source} ships with the package; a run keeps its resolved recipe and all versions")
     folder = path.resolve().parent
-    commit = _git(folder, "rev-parse", "--short", "HEAD")
+    commit = git(folder, "rev-parse", "--short", "HEAD")
     if commit is None:
         text = f"{path} is not under version control; a run keeps its own copy of the recipe, not of your code"
         return Evidence(text, {"commit": None})
-    changed = [line[3:] for line in (_git(folder, "status", "--porcelain", "--", ".") or "").splitlines()]
+    changed = [line[3:] for line in (git(folder, "status", "--porcelain", "--", ".") or "").splitlines()]
     facts = {"commit": commit, "changed": changed}
     if not changed:
         return Evidence(f"commit {commit}, nothing changed since", facts)
@@ -64,16 +62,6 @@ def code(context: Context, say: Say) -> Evidence:
         f"{len(changed)} files in {folder} are not committed ({named}): commit them, so that the run can be told from others"
     )
     return Evidence(f"commit {commit} and {len(changed)} changes", facts, (warning,))
-
-
-def _git(folder: Path, *words: str) -> str | None:
-    """Return what git prints; None where there is no git, or no repository."""
-    command = ["git", "-C", str(folder), *words]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=True, stdin=subprocess.DEVNULL)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.rstrip("\n")
 
 
 CHECKS = (

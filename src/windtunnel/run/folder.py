@@ -20,6 +20,7 @@ import contextlib
 import json
 import os
 import platform
+import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -39,7 +40,9 @@ JOB_VARIABLE = "WINDTUNNEL_JOB"
 """Names the folder of the scheduler's job that makes a run; the run's manifest keeps it."""
 BACKUP = "manifest.backup.json"
 Status = Literal["running", "done", "stopped", "failed"]
-_PACKAGES = ("windtunnel", "torch", "numpy", "safetensors", "tokenizers")
+_PACKAGES = ("windtunnel", "torch", "numpy", "safetensors", "tokenizers", "transformers")
+GIT_SECONDS = 20.0
+"""What git gets; a repository on a network disk may be slow."""
 
 
 class DamagedManifest(UserError):
@@ -227,10 +230,28 @@ def versions() -> dict[str, str | None]:
     for package in _PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
+    if commit := _commit(Path(__file__).parents[3]):
+        found["commit"] = commit
     with contextlib.suppress(OSError, IndexError):
         line = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8").splitlines()[0]
         found["nvidia_driver"] = next((word for word in line.split() if word[0].isdigit() and "." in word), line)
     return found
+
+
+def _commit(checkout: Path) -> str | None:
+    """Return the commit that this package runs from, '-dirty' behind it where files were changed; None where it is installed."""
+    there = (checkout / ".git").exists()
+    return git(checkout, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*") if there else None
+
+
+def git(folder: Path, *words: str) -> str | None:
+    """Return what git prints; None where there is no git, or no repository."""
+    command = ["git", "-C", str(folder), *words]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_SECONDS, check=True, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.rstrip("\n")
 
 
 def new_folder(root: Path, name: str) -> Path:
