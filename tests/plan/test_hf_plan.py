@@ -101,6 +101,16 @@ def test_plans_are_whole(rig: str, overrides: tuple[str, ...]) -> None:
     check_whole(made)
 
 
+def test_a_plan_of_data_that_are_not_here_says_that_it_is_of_one_step() -> None:
+    sets = ("data.corpus={kind: conversations, files: [nowhere/*.jsonl]}", "data.tokenizer={kind: folder}")
+    warned = make_plan(finetune(*sets, "budget={epochs: 2}"), parse_rig("H200"))
+    assert warned.steps == 1
+    assert any("how many steps 2 epochs are is not known" in warning for warning in warned.warnings)
+    known = make_plan(finetune(*sets, "budget={steps: 20}"), parse_rig("H200"))
+    assert known.steps == 20
+    assert not any("not known" in warning for warning in known.warnings)
+
+
 def test_deepseek_v3_cannot_be_fine_tuned_whole_on_one_node() -> None:
     made = plan("8xH100", DEEPSEEK, FULL)
     assert not made.fits

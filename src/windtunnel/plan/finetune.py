@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from windtunnel.model import HFShape
-from windtunnel.recipe import ANSWERS_AT_END, MEGATRON, Every, Layout, Recipe
+from windtunnel.recipe import ANSWERS_AT_END, MEGATRON, Budget, Every, Layout, Recipe
 from windtunnel.rig import Rig
 
 from . import hf_changes
@@ -103,7 +103,8 @@ class FineTuning(StagePlanner):
             hf_draft(work, sums, c, best, startup),
             pace=pace,
             derived_tokens=corpus or 0.0,
-            derived_by="one epoch, as the budget names no limit",
+            derived_by="one epoch, as the budget names no limit" if corpus else "one step, as the data are not here",
+            warnings=[] if corpus else _unknown_length(recipe.budget),
             corpus=corpus,
             epoch_tokens=corpus,
             hyper={
@@ -119,6 +120,17 @@ class FineTuning(StagePlanner):
 
 
 PLANNER = FineTuning()
+
+
+def _unknown_length(budget: Budget) -> list[str]:
+    """Warn of a plan of one step: where the data are not here only their epochs would say how many there are."""
+    if any(limit is not None for limit in (budget.steps, budget.tokens, budget.hours, budget.dollars)):
+        return []
+    what = f"how many steps {budget.epochs:g} epochs are" if budget.epochs is not None else "how many steps an epoch is"
+    return [
+        f"the data are not here, so that {what} is not known: steps, time and cost are those of one step; bring the files, or "
+        "--set budget.steps=N",
+    ]
 
 
 def _between_steps(recipe: Recipe, best: Candidate, corpus: float | None, answers: float) -> float:
