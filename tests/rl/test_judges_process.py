@@ -17,8 +17,8 @@ import pytest
 from windtunnel.data import Prompt
 from windtunnel.recipe import GRPO, UserError
 from windtunnel.rl import Rewards
+from windtunnel.rl.judges import Reward
 from windtunnel.rl.judges_process import ProcessRewards
-from windtunnel.rl.rewards import Reward
 
 SLOW = """
 import time

@@ -18,7 +18,7 @@ from windtunnel.evaluate import Completion
 from windtunnel.recipe import GRPO, UserError
 from windtunnel.rl import Reward, Rewards, train_policy
 from windtunnel.rl.cross_check import CrossChecks
-from windtunnel.rl.rewards import PromptQuestion
+from windtunnel.rl.judges import PromptQuestion
 from windtunnel.verify import find_reward, selftest
 from windtunnel.verify.probes import PROBES
 from windtunnel.verify.reward_process import HUNG_IN_ROW
@@ -214,7 +214,7 @@ def test_whoever_waits_for_a_slow_judge_gives_signs_of_life(tmp_path: Path, monk
         f"import pathlib, time\ndef score(prompt, answer, truth):\n    while not pathlib.Path({str(go)!r}).exists():\n"
         "        time.sleep(0.01)\n    return 1.0\n"
     )
-    monkeypatch.setattr("windtunnel.rl.rewards.SIGN_SECONDS", 0.02)
+    monkeypatch.setattr("windtunnel.rl.judges.SIGN_SECONDS", 0.02)
     signs: list[int] = []
 
     def waiting() -> None:

@@ -18,13 +18,14 @@ if TYPE_CHECKING:
     from .engines import Engines
     from .evaluation import evaluate_trained
     from .examination import examine_policy, right_answers
+    from .judges import Reward, first_judge
     from .learner import Learner
     from .link import Link
     from .loss import LossSettings, PolicyLoss, Tokens, token_losses
     from .method import Reinforcement, held_out_prompts, train_policy
     from .mismatch import Mismatch, measure_mismatch
     from .placed_rewards import start_judges
-    from .rewards import Reward, Rewards, first_judge
+    from .rewards import Rewards
     from .rewards import combine as combine_verdicts
     from .rollouts import Collector, Round, Sample
     from .send import Held, Sent, WeightSender

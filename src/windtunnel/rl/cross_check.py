@@ -14,7 +14,8 @@ from windtunnel.data import Prompt
 from windtunnel.recipe import GRPO
 from windtunnel.verify import Verdict, Verifier, second_opinion
 
-from .rewards import SUBJECT, JudgedOnce, Judging, Reward, Rewards, as_text, first_judge
+from .judges import SUBJECT, JudgedOnce, Judges, Judging, Reward, as_text, first_judge
+from .rewards import Rewards
 
 if TYPE_CHECKING:
     from .rollouts import Round
@@ -100,7 +101,7 @@ class CrossChecks:
     """
 
     def __init__(
-        self, rewards: Rewards, threads: ThreadPoolExecutor, prompts: Sequence[Prompt], chosen: Callable[[int], bool]
+        self, rewards: Judges, threads: ThreadPoolExecutor, prompts: Sequence[Prompt], chosen: Callable[[int], bool]
     ) -> None:
         self._rewards, self._threads, self._prompts, self._chosen = rewards, threads, prompts, chosen
         self._once = JudgedOnce(rewards)

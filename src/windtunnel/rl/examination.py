@@ -9,8 +9,9 @@ from windtunnel.data import Prompt, draw_tasks
 from windtunnel.evaluate import Exam, Subject
 from windtunnel.recipe import PromptCorpus, Recipe, RewardSource
 
+from .judges import as_text, first_judge
 from .method import held_out_prompts
-from .rewards import Rewards, as_text, first_judge
+from .rewards import Rewards
 
 FORMS = {"boxed": "\\boxed{{{}}}", "answer-tag": "<answer>{}</answer>", "hashes": "#### {}"}
 """How an answer is written for judges that look at a part of it."""

@@ -22,7 +22,8 @@ from windtunnel.recipe import GRPO, UserError
 from windtunnel.run import print_to
 from windtunnel.train import child_context
 
-from .rewards import MOST_WORKERS, RemoteRewards, Rewards
+from .judges import RemoteJudges
+from .rewards import MOST_WORKERS, Rewards
 
 AT_ONCE = 2 * MOST_WORKERS
 """Answers that are waited for at once in the process; others wait in its pool."""
@@ -43,7 +44,7 @@ class _Request:
     attempts: int = 0
 
 
-class ProcessRewards(RemoteRewards):
+class ProcessRewards(RemoteJudges):
     """`Rewards` in another process. One that is lost is started again, and asked again what it owed.
 
     Args:
@@ -70,7 +71,7 @@ class ProcessRewards(RemoteRewards):
         return int(self._process.pid)
 
     def request(self, method: str, *arguments: Any) -> Future[Any]:
-        """See `RemoteRewards.request`."""
+        """See `RemoteJudges.request`."""
         request = _Request(method, arguments)
         with self._lock:
             if self._gone:

@@ -15,7 +15,7 @@ import numpy as np
 from windtunnel.data import PromptFile
 from windtunnel.files import write_atomic
 
-from .rewards import Reward
+from .judges import Reward
 from .rollouts import Round, Sample
 
 FORMAT = 2

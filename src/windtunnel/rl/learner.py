@@ -33,11 +33,11 @@ from .curriculum import Levels
 from .drift import Drift
 from .errors import DifferentSampler
 from .health import different
+from .judges import Judges
 from .kept_rounds import Answered
 from .loss import PolicyLoss
 from .metrics import RoundSums, round_metrics
 from .reference import Reference
-from .rewards import Rewards
 from .rollouts import Round, Sample, Stopped, write_round
 from .rounds import Rounds, largest_of
 
@@ -96,7 +96,7 @@ class Learner:
         drift: on rank 0, what rewards did over the last rounds.
     """
 
-    def __init__(self, inner: HFEngine, stage: GRPO, ranks: Ranks, rewards: Rewards, rounds: Rounds, *, rollouts: Path) -> None:
+    def __init__(self, inner: HFEngine, stage: GRPO, ranks: Ranks, rewards: Judges, rounds: Rounds, *, rollouts: Path) -> None:
         self.inner, self.rewards = inner, rewards
         self.layout, self.feed, self.schedule, self.parameters = inner.layout, inner.feed, inner.schedule, inner.parameters
         self.before_update: Callable[[], None] = nothing

@@ -24,11 +24,12 @@ from windtunnel.train import Ask, ByCopy, Engine, Feed, HeldOutAnswers, HFEngine
 from .drift import Drift
 from .engine_share import engines_of
 from .in_turn import InTurn
+from .judges import Judges, PromptQuestion, as_text, prompt_text
 from .judges_process import ProcessRewards
 from .kept_rounds import KeptRounds
 from .learner import Learner, PromptBatches
 from .placed_rewards import PlacedRewards, judges_log
-from .rewards import PromptQuestion, Rewards, as_text, prompt_text
+from .rewards import Rewards
 from .rollouts import Collector, Stopped
 from .rounds import Ahead, OneByOne, Rounds, largest_of
 from .sampler import Beside
@@ -120,7 +121,7 @@ class ByEngines:
 class _Knowing:
     """Judges that must know something of the first held-out answers, before a round is made for them."""
 
-    rewards: Rewards
+    rewards: Judges
     drift: Drift
     known: bool = False
 
@@ -138,7 +139,7 @@ class _Knowing:
         return found
 
 
-def _judges(stage: GRPO, ranks: Ranks, run: Path) -> Rewards:
+def _judges(stage: GRPO, ranks: Ranks, run: Path) -> Judges:
     """Return the judges: of the cluster that this process runs on, or of this machine, those of kernels apart."""
     found = joined()
     if found is not None and found.judges:
@@ -148,7 +149,7 @@ def _judges(stage: GRPO, ranks: Ranks, run: Path) -> Rewards:
     return kind(stage, judges_log(run, ranks.rank), gpu=ranks.device.index or 0, processes=here)
 
 
-def _rounds(work: Work, inner: HFEngine, stage: GRPO, rewards: Rewards, loader: PromptLoader) -> Rounds:
+def _rounds(work: Work, inner: HFEngine, stage: GRPO, rewards: Judges, loader: PromptLoader) -> Rounds:
     """Return what gives the rounds to learn from. Raises UserError where engines cannot be shared out."""
     text, ranks = WholeText(work.data.tokenizer, answer_ends(work.recipe, work.data)), work.ranks
     sampler = InTurn(inner, stage, ranks, text) if stage.engine == "in-turn" else _engines(work, inner, stage, text)

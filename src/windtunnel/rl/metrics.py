@@ -13,10 +13,10 @@ import torch
 
 from windtunnel.recipe import GRPO
 
+from .judges import SUBJECT, Judges
 from .kept_rounds import Answered
 from .loss import PolicyLoss, k3
 from .mismatch import measure_mismatch
-from .rewards import SUBJECT, Rewards
 from .signs import monitor_metrics, sketches, sum_signs
 
 OF = "of_"
@@ -44,7 +44,7 @@ class RoundSums:
 
     @classmethod
     def of(
-        cls, answered: Answered, losses: Sequence[PolicyLoss], rewards: Rewards, stage: GRPO, *, learning: float, version: int
+        cls, answered: Answered, losses: Sequence[PolicyLoss], rewards: Judges, stage: GRPO, *, learning: float, version: int
     ) -> RoundSums:
         """Return those of a round; waits for the device.
 

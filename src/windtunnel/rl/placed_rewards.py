@@ -14,7 +14,8 @@ from windtunnel.actors import ActorLost, Joined, NoAnswer, answer_of, release
 from windtunnel.recipe import GRPO, UserError
 from windtunnel.run import LOGS, print_to
 
-from .rewards import RemoteRewards, Rewards
+from .judges import RemoteJudges
+from .rewards import Rewards
 
 AT_ONCE = 32
 """Answers that an actor is asked to judge at once; the others wait here."""
@@ -81,7 +82,7 @@ def start_judges(stage: GRPO, nodes: Sequence[tuple[str, str]], run: Path) -> di
     return found
 
 
-class PlacedRewards(RemoteRewards):
+class PlacedRewards(RemoteJudges):
     """`Rewards` whose judges are actors, which are asked in turn.
 
     Args:
@@ -104,7 +105,7 @@ class PlacedRewards(RemoteRewards):
         self._waiters.shutdown(wait=False, cancel_futures=True)
 
     def request(self, method: str, *arguments: Any) -> Future[Any]:
-        """See `RemoteRewards.request`."""
+        """See `RemoteJudges.request`."""
         return self._waiters.submit(self._found, method, *arguments)
 
     def _found(self, method: str, *arguments: Any) -> Any:

@@ -8,20 +8,18 @@ import os
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, wait
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.data import Prompt
-from windtunnel.evaluate import Answer, Answered, Completion, Question
 from windtunnel.recipe import GRPO, RewardSource, UserError
 from windtunnel.verify import (
     ExactVerifier,
     FunctionVerifier,
-    KernelOutcome,
     Pool,
     RewardProcess,
     Verdict,
@@ -34,57 +32,16 @@ from windtunnel.verify import (
 )
 from windtunnel.verify import broken as unknown
 
+from .judges import SUBJECT, Judges, Reward, as_text, prompt_text
+
 if TYPE_CHECKING:
     from .cross_check import Checked
 
-SUBJECT = "subject"
-"""Key of a prompt's record by which sources with `of` know their prompts."""
-SIGN_SECONDS = 1.0
 MOST_WORKERS = 32
 MOST_WAITING = 1 << 20
 
 
-@dataclass(frozen=True)
-class Reward:
-    """What an answer is worth.
-
-    Attributes:
-        total: weighted sum over the sources; None: one of them failed, and nothing is known.
-        parts: by source, before its weight; None: that one failed, or does not judge this prompt.
-        accepted: whether the first source that judges it accepts the answer; None: it failed.
-        message: the first source's words.
-        asked_again: how often a source that failed was asked again.
-        plan: where plan and code have rewards of their own: that of the plan, and `total` is that of the code.
-        share: of a kernel that is accepted: what part of the task's work it does itself.
-        checked: whether a second judgement accepts what the first did; None: there was none, or it failed.
-        check: that judgement's words; empty: there was none.
-        swapped: whether the judge accepts the answer for another prompt too; None: it was not asked.
-        outcome: where the first source judges kernels, how far the answer's came.
-        seconds: that its judges took, by stage of theirs; waits for a GPU or a worker are among them.
-    """
-
-    total: float | None
-    parts: tuple[float | None, ...]
-    accepted: bool | None
-    message: str = ""
-    asked_again: int = 0
-    plan: float | None = None
-    share: float | None = None
-    checked: bool | None = None
-    check: str = ""
-    swapped: bool | None = None
-    outcome: KernelOutcome | None = None
-    seconds: Mapping[str, float] = field(default_factory=dict, compare=False)
-
-
-@dataclass(frozen=True)
-class PromptQuestion(Question):
-    """A held-out prompt as a question."""
-
-    source: Prompt = field(kw_only=True)
-
-
-class Judging:
+class _Asked:
     """An answer that is being judged by every source."""
 
     def __init__(self, rewards: Rewards, verifiers: Sequence[Verifier | None], answer: str) -> None:
@@ -119,31 +76,8 @@ class Judging:
         return replace(reward, seconds=dict(seconds))
 
 
-class JudgedOnce:
-    """Judges the answers to some prompts, and equal answers to one prompt once: a sharp policy gives many of those.
-
-    Args:
-        rewards: the judges.
-    """
-
-    def __init__(self, rewards: Rewards) -> None:
-        self._rewards = rewards
-        # Prompts are told apart as objects, which are kept here, since two may be equal in all but their task.
-        self._verifiers: dict[int, tuple[Prompt, Any]] = {}
-        self._begun: dict[tuple[int, str], Judging] = {}
-
-    def begin(self, prompt: Prompt, answer: str) -> Judging:
-        """Judge an answer in the background, unless that has begun. One thread at a time."""
-        if id(prompt) not in self._verifiers:
-            self._verifiers[id(prompt)] = prompt, self._rewards.verifiers(prompt)
-        key = id(prompt), answer
-        if key not in self._begun:
-            self._begun[key] = self._rewards.begin(self._verifiers[id(prompt)][1], answer)
-        return self._begun[key]
-
-
-class Rewards:
-    """The judges of a stage. A context manager; workers start when first needed. See `windtunnel.recipe.RewardSource`.
+class Rewards(Judges):
+    """Judges in this process, whose workers start when first needed. See `windtunnel.recipe.RewardSource`.
 
     Args:
         stage: whose sources judge.
@@ -154,16 +88,14 @@ class Rewards:
 
     Attributes:
         timed_against: what right kernels' times are compared with; empty: none is timed.
-        waiting: called every now and then while a verdict is waited for, by whoever waits.
 
     Raises:
         UserError: there is no source, a function cannot be loaded, or a task cannot be used.
     """
 
     def __init__(self, stage: GRPO, log: Path | None = None, *, timed: bool = False, gpu: int = 0, processes: int = 1) -> None:
-        self.stage, self.sources, self._log = stage, stage.sources, log
-        self._writing = threading.Lock()
-        self.waiting: Callable[[], None] = lambda: None
+        super().__init__(stage)
+        self._log, self._writing = log, threading.Lock()
         if not self.sources:
             name = f"stages.{stage.name or 'rl'}.rewards"
             raise UserError(
@@ -191,22 +123,11 @@ class Rewards:
             self._stack.close()
             raise
 
-    def __enter__(self) -> Rewards:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
     def close(self) -> None:
         """End the judges and what they run."""
         self._pool.stop()
         self._verifiers.stop()
         self._stack.close()
-
-    @property
-    def metric(self) -> str:
-        """What judges, in words."""
-        return " + ".join(source.name if source.of is None else f"{source.name} of {source.of}" for source in self.sources)
 
     def verifiers(self, prompt: Prompt) -> list[Verifier | None]:
         """Return every source's verifier of answers to a prompt; None: it does not judge prompts of this subject.
@@ -221,9 +142,9 @@ class Rewards:
         # One place fails and the answer counts as unknown: with no judge at all it would have a reward of nothing.
         return [_NoTask(what), *found[1:]]
 
-    def begin(self, verifiers: Sequence[Verifier | None], answer: str) -> Judging:
+    def begin(self, verifiers: Sequence[Verifier | None], answer: str) -> _Asked:
         """Judge an answer in the background."""
-        return Judging(self, verifiers, answer)
+        return _Asked(self, verifiers, answer)
 
     def submit(self, verifier: Verifier, answer: str) -> Future[Verdict]:
         """Queue an answer for one source."""
@@ -244,12 +165,6 @@ class Rewards:
             verdict = self.awaited(self.submit(verifier, answer))
         return verdict, self.stage.retries
 
-    def awaited(self, asked: Future[Any]) -> Any:
-        """Wait for what judges are asked."""
-        while not wait([asked], SIGN_SECONDS).done:
-            self.waiting()  # a judge has limits of its own, which may be longer than a silence that is taken for a hang
-        return asked.result()
-
     def check(self, prompt: Prompt, answer: str, other: Prompt | None) -> Checked:
         """Judge an accepted answer once more, another way; see `cross_check.check_again`. Waits for the judges."""
         from .cross_check import check_again
@@ -265,21 +180,6 @@ class Rewards:
             self._log.parent.mkdir(parents=True, exist_ok=True)
             with open(self._log, "a", encoding="utf-8", errors="replace") as file:
                 file.write(line)
-
-    def judge(self, questions: Sequence[Question], said: Sequence[Completion], too_long: int = 0) -> Answered:
-        """Judge answers to held-out prompts."""
-        # All are begun before any is waited for: judges work on several at a time.
-        begun: list[Judging | str] = []
-        once = JudgedOnce(self)
-        for question, one in zip(questions, said, strict=True):
-            assert isinstance(question, PromptQuestion)
-            begun.append(once.begin(question.source, one.text) if one.failed is None else one.failed)
-        answers, rewards = [], []
-        for question, one, judging in zip(questions, said, begun, strict=True):
-            reward = Reward(None, (), None, judging) if isinstance(judging, str) else judging.result()
-            answers.append(Answer(question, one.text, reward.accepted, one.cut, reward.message, reward.outcome))
-            rewards += [] if reward.total is None else [reward.total]
-        return Answered(self.metric, tuple(answers), too_long, sum(rewards) / len(rewards) if rewards else None)
 
     def handle(self, method: str, *arguments: Any) -> Any:
         """Do what is asked from elsewhere: 'judge' an answer to a prompt, or 'check' an accepted one once more.
@@ -336,49 +236,6 @@ class Rewards:
         return self._verifiers.make("format", source.task) if source.kind == "format" else None
 
 
-class RemoteRewards(Rewards):
-    """`Rewards` whose judges are elsewhere; ones that cannot be reached leave an answer unknown, never worth 0."""
-
-    def __init__(self, stage: GRPO) -> None:
-        self.stage, self.sources = stage, stage.sources
-        self.waiting = lambda: None
-
-    def request(self, method: str, *arguments: Any) -> Future[Any]:
-        """Return what will be found there by `Rewards.handle`, or in a text why nothing was."""
-        raise NotImplementedError
-
-    def verifiers(self, prompt: Prompt) -> Any:
-        """Return the prompt: what judges it is made where it is judged."""
-        return prompt
-
-    def begin(self, verifiers: Any, answer: str) -> Judging:
-        """Judge an answer in the background."""
-        return _RemoteJudging(self, self.request("judge", verifiers, answer))
-
-    def check(self, prompt: Prompt, answer: str, other: Prompt | None) -> Checked:
-        """Judge an accepted answer once more."""
-        from .cross_check import Checked
-
-        found = self.awaited(self.request("check", prompt, answer, other))
-        return Checked(None, found) if isinstance(found, str) else found
-
-
-class _RemoteJudging(Judging):
-    """An answer that is being judged elsewhere."""
-
-    def __init__(self, rewards: RemoteRewards, found: Future[Any]) -> None:
-        self._rewards, self._future = rewards, found
-
-    def result(self) -> Reward:
-        """Wait for it."""
-        found = self._rewards.awaited(self._future)
-        if isinstance(found, str):
-            stage = self._rewards.stage
-            return Reward(None, tuple(None for _ in stage.sources), None, found, stage.retries)
-        assert isinstance(found, Reward)
-        return found
-
-
 def combine(stage: GRPO, verdicts: Sequence[Verdict | None], asked_again: int = 0) -> Reward:
     """Return the reward of an answer from the verdict of every source; None: it was not asked."""
     asked = [(source, verdict) for source, verdict in zip(stage.sources, verdicts, strict=True) if verdict is not None]
@@ -393,11 +250,6 @@ def combine(stage: GRPO, verdicts: Sequence[Verdict | None], asked_again: int = 
     share = first.evidence.get("share") if accepted and kernel else None
     outcome = kernel_outcome(first) if kernel else None
     return Reward(_sum(given, "code"), parts, accepted, first.message, asked_again, plan, share, outcome=outcome)
-
-
-def first_judge(stage: GRPO, prompt: Prompt) -> RewardSource | None:
-    """Return the source that says what is right of a prompt's answers; None: none judges it."""
-    return next((source for source in stage.sources if source.of in (None, prompt.data.get(SUBJECT))), None)
 
 
 def _sum(given: Sequence[tuple[RewardSource, float | None]], tokens: str) -> float | None:
@@ -417,16 +269,6 @@ class _NoTask:
     def verify(self, answer: str) -> Verdict:
         """Say why nothing is known."""
         return unknown("task", self.why)
-
-
-def prompt_text(prompt: Prompt) -> str:
-    """Return what was asked, as text."""
-    return prompt.prompt if isinstance(prompt.prompt, str) else "\n".join(message["content"] for message in prompt.prompt)
-
-
-def as_text(truth: Any) -> str | None:
-    """Return a record's right answer as text."""
-    return truth if truth is None or isinstance(truth, str) else json.dumps(truth)
 
 
 def _json(text: str) -> Any:

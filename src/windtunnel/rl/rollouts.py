@@ -23,7 +23,7 @@ from windtunnel.verify import plan_ends
 
 from .advantages import all_equal, group_advantages
 from .cross_check import AT_ONCE, CrossChecks
-from .rewards import Reward, Rewards, prompt_text
+from .judges import Judges, Reward, prompt_text
 
 FAILED = Reward(None, (), None, "no answer was generated")
 WAIT_SECONDS = 0.01
@@ -131,7 +131,7 @@ class Collector:
 
     stage: GRPO
     loader: PromptLoader
-    rewards: Rewards
+    rewards: Judges
     seed: int
     agree: Agree = lambda mine: mine
     stop: Callable[[], bool] = lambda: False

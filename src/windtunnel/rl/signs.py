@@ -13,7 +13,7 @@ import numpy as np
 from windtunnel.recipe import GRPO
 from windtunnel.verify import candidate_of
 
-from .rewards import first_judge
+from .judges import first_judge
 from .rollouts import Round, Sample
 
 SKETCH = 32

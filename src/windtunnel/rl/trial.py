@@ -25,9 +25,9 @@ from windtunnel.train import (
 )
 
 from .batches import micro_batches
+from .judges import Reward
 from .learner import give
 from .reference import Reference
-from .rewards import Reward
 from .rollouts import Sample
 
 
