@@ -233,3 +233,12 @@ def test_the_list_survives_damaged_members(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no run of recipe other") as error:
         newest_run(tmp_path, "other", called="my recipes/other.yaml")
     assert error.value.fix == "start one with `windtunnel train 'my recipes/other.yaml'`"
+
+
+def test_a_fine_tuning_may_go_on_with_another_learning_rate_and_says_so(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path, load_recipe("finetune"), rig=RIG) as run:
+        path = run.path
+    with pytest.raises(UserError) as error:
+        RunFolder.open(path, load_recipe("finetune", ["model.adapter.rank=8"]))
+    assert "learning_rate" in (error.value.fix or "")
+    assert RunFolder.open(path, load_recipe("finetune", ["stages.sft.learning_rate=1e-5"])).path == path

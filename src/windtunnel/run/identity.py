@@ -20,7 +20,8 @@ _RL = (
 )  # fmt: skip
 # Of the optimizer these may change, so that a run can go on with lower rates; null keeps the run's own.
 RATES = ("matrix_lr", "embedding_lr", "unembedding_lr", "scalar_lr", "weight_decay", "clip")
-MAY_CHANGE = "budget, checkpoints, bands, how often to validate and save, and of the optimizer " + ", ".join(RATES)
+_OFTEN = "how often to validate and save"
+MAY_CHANGE = f"budget, checkpoints, bands, {_OFTEN}, of the optimizer {', '.join(RATES)}, and when fine-tuning learning_rate"
 
 
 def identity(recipe: Recipe, *, rates: bool) -> dict[str, Any]:
