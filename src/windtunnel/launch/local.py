@@ -14,7 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 from windtunnel.mirror import Following
 from windtunnel.recipe import Recipe, UserError
-from windtunnel.run import LAST_LINES, LOG, STARTED, Channel, RunFolder, log_only, notifying, record_end, tracking
+from windtunnel.run import (
+    LAST_LINES,
+    LOG,
+    STARTED,
+    Channel,
+    RunFolder,
+    log_only,
+    notifying,
+    record_end,
+    require_trackers,
+    tracking,
+)
 
 from .measuring import observe_run
 from .placed import on_cluster, run_on_cluster
@@ -91,6 +102,7 @@ def _on_nodes(
     recipe: Recipe, options: Options, view: View, stack: contextlib.ExitStack, *, as_json: bool, isolated: bool, output: Any
 ) -> tuple[int, Path]:
     """Prepare and train, on this machine or on the cluster that the recipe asks for."""
+    require_trackers(list(recipe.notify.track))  # before there is a run that could only fail
     nodes = stack.enter_context(on_cluster(recipe, view.say))
     options = options if nodes is None else replace(options, nodes=nodes)
     run = prepare_run(recipe, options, view.say)

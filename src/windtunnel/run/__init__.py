@@ -34,6 +34,7 @@ from .saves import Saves, measured_saves, saves_of
 from .signals import STOP_FILE, STOPPING, StoppedEarly, StopRequest, stop_early
 from .thinned import Stretch, sampled, stretches
 from .track_process import tracking
+from .trackers import require_trackers
 
 __all__ = [
     "HEARTBEATS",
@@ -115,6 +116,7 @@ __all__ = [
     "read_manifest",
     "read_own_recipe",
     "record_end",
+    "require_trackers",
     "sampled",
     "saves_of",
     "silence",
