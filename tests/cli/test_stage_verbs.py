@@ -191,4 +191,10 @@ def test_an_evaluation_that_misses_its_gate_ends_the_job_and_can_be_judged_again
         "train", "gated.yaml", "--stage", "evaluate", "--set", "stages.evaluate.gates.bits_per_byte=9", cwd=tmp_path
     )
     assert again.returncode == 0, again.stdout + again.stderr
-    assert len(list((tmp_path / "runs").iterdir())) == 1
+    (run,) = (tmp_path / "runs").iterdir()
+    (run / "evaluation.json").unlink()
+    page = run / "report.html"
+    page.unlink()
+    alone = windtunnel("evaluate", str(run), cwd=tmp_path)
+    assert alone.returncode == 0, alone.stdout + alone.stderr
+    assert "exact match" in page.read_text("utf-8")

@@ -107,10 +107,13 @@ def evaluate(
     from windtunnel.rl import evaluate_trained
     from windtunnel.run import RunFolder
 
+    from .stages import renew_page
+
     report = evaluate_trained(
         folder, "best" if step is None else step, supervision=supervision, problems=problems, untuned=not no_untuned,
         drawing=_drawing(attempts, temperature, RunFolder.open(folder).recipe), progress=progress_lines(),
     )  # fmt: skip
+    renew_page(folder)
     _show(report, folder, json=json, expected=_expected(folder))
 
 

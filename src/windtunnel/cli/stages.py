@@ -72,7 +72,6 @@ def evaluate_newest(recipe: Recipe, root: Path, *, as_json: bool) -> int:
 def show_expected(folder: Path, *, as_json: bool) -> None:
     """Print what was expected of a run beside what came of it, and put it into the run's page; nothing where nothing was."""
     from windtunnel.run import RunFolder, compare_expected
-    from windtunnel.watch import write_run_page
 
     found = compare_expected(RunFolder.open(folder))
     if not found:
@@ -81,6 +80,13 @@ def show_expected(folder: Path, *, as_json: bool) -> None:
         print(json_format.dumps({"expected": [item.to_json() for item in found]}), flush=True)
     else:
         print_table("expected before the run", EXPECTED_COLUMNS, [item.row() for item in found])
+    renew_page(folder)
+
+
+def renew_page(folder: Path) -> None:
+    """Write a run's page anew, with what is known of it by now; where that fails say so."""
+    from windtunnel.watch import write_run_page
+
     try:
         write_run_page(folder)
     except UserError as error:
