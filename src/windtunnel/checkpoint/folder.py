@@ -147,7 +147,8 @@ class Checkpoint:
     def __str__(self) -> str:
         """Return its step and what was measured there."""
         parts = [f"step {self.step:,}"]
-        parts += [f"{self.score:.1%} of held-out answers right"] if self.score is not None else []
+        # In fine-tuning the share that is right, in reinforcement learning the mean reward.
+        parts += [f"{self.score:.4g} on held-out answers"] if self.score is not None else []
         parts += [f"validation loss {self.validation_loss:.4f}"] if self.validation_loss is not None else []
         return ", ".join(parts)
 
