@@ -50,6 +50,7 @@ EQUAL = {"equal_rewards": 1.0}
         ({"right": 1.0}, "too easy, or the judges accept everything"),
         ({"right": 0.5}, "a reward with more grades"),
         ({"right": 0.0, "truncated": 0.9}, "raise stages.rl.answer_tokens"),
+        ({"right": 1.0, "truncated": 0.9}, "too easy, or the judges accept everything"),
     ],
 )
 def test_what_to_change_where_all_rewards_are_equal(metrics: dict[str, float], advice: str) -> None:

@@ -163,6 +163,8 @@ def _agree(stage: GRPO, key: str) -> str:
 def _tell_apart(metrics: Mapping[str, float], stage: GRPO, key: str) -> str:
     """Return what to change so that the answers to a prompt differ in their rewards."""
     right = metrics.get("right")
+    if right is not None and right > 1 - RARE:
+        return f"the prompts are too easy, or the judges accept everything: read RUN/rollouts; then harder prompts, or {key}.best"
     if metrics["truncated"] > TRUNCATED:
         return f"most answers are cut before they can be judged: raise {key}.answer_tokens"
     if right is not None and right < RARE:
@@ -171,8 +173,6 @@ def _tell_apart(metrics: Mapping[str, float], stage: GRPO, key: str) -> str:
             f"the prompts are too hard, or the judges accept nothing: read RUN/rollouts; then easier prompts ({easier}), "
             f"fine-tuning first, a reward for form beside (kind: format), or more answers ({key}.samples above {stage.samples})"
         )
-    if right is not None and right > 1 - RARE:
-        return f"the prompts are too easy, or the judges accept everything: read RUN/rollouts; then harder prompts, or {key}.best"
     return (
         f"answers differ and rewards do not: read RUN/rollouts; then a reward with more grades, more answers ({key}.samples "
         f"above {stage.samples}), or a higher {key}.temperature"
