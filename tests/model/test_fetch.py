@@ -401,4 +401,7 @@ def test_half_a_folder_says_what_it_lacks(tmp_path: Path) -> None:
         require_weights(str(folder))
     for shard in folder.glob("*.safetensors"):
         shard.unlink()
+    with pytest.raises(UserError, match=r"has its weights as pytorch_model\.bin"):
+        require_weights(str(folder))
+    (folder / "pytorch_model.bin").unlink()
     assert require_weights(str(folder)) is None  # a config.json and a tokenizer: a shape
