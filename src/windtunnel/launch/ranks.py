@@ -206,7 +206,7 @@ class _RankWatch:
         self._say(f"warn: {error.message}; it is continued, so that the run can save and end")
         with contextlib.suppress(OSError):
             write_atomic(self._folder / STOP_FILE, error.message + "\n")
-        rank.send(signal.SIGCONT)
+        rank.send(signal.SIGCONT)  # once more: one that could not be asked for its stack was not continued for it
         limit = time.monotonic() + SAVING_SECONDS / 10
         while time.monotonic() < limit or any(self._doing(rank) in ("saving", KEEPING) for rank in self._ranks):
             codes = [one.code for one in self._ranks]

@@ -181,7 +181,7 @@ class RemoteJudges(Judges):
 
     def begin(self, verifiers: Any, answer: str) -> Judging:
         """Judge an answer in the background."""
-        return _AskedElsewhere(self, self.request("judge", verifiers, answer))
+        return _JudgingElsewhere(self, self.request("judge", verifiers, answer))
 
     def check(self, prompt: Prompt, answer: str, other: Prompt | None) -> Checked:
         """Judge an accepted answer once more."""
@@ -191,7 +191,7 @@ class RemoteJudges(Judges):
         return Checked(None, found) if isinstance(found, str) else found
 
 
-class _AskedElsewhere:
+class _JudgingElsewhere:
     """An answer that is being judged elsewhere."""
 
     def __init__(self, rewards: RemoteJudges, found: Future[Any]) -> None:

@@ -41,7 +41,7 @@ MOST_WORKERS = 32
 MOST_WAITING = 1 << 20
 
 
-class _Asked:
+class _JudgingHere:
     """An answer that is being judged by every source."""
 
     def __init__(self, rewards: Rewards, verifiers: Sequence[Verifier | None], answer: str) -> None:
@@ -142,9 +142,9 @@ class Rewards(Judges):
         # One place fails and the answer counts as unknown: with no judge at all it would have a reward of nothing.
         return [_NoTask(what), *found[1:]]
 
-    def begin(self, verifiers: Sequence[Verifier | None], answer: str) -> _Asked:
+    def begin(self, verifiers: Sequence[Verifier | None], answer: str) -> _JudgingHere:
         """Judge an answer in the background."""
-        return _Asked(self, verifiers, answer)
+        return _JudgingHere(self, verifiers, answer)
 
     def submit(self, verifier: Verifier, answer: str) -> Future[Verdict]:
         """Queue an answer for one source."""
