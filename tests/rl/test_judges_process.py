@@ -38,7 +38,7 @@ from windtunnel.rl.judges_process import ProcessRewards
 
 if __name__ == "__main__":
     rewards = ProcessRewards(GRPO(name="rl", rewards=[{"kind": "exact"}]), Path(sys.argv[1]))
-    print(*rewards.pids, flush=True)
+    print(rewards.pid, flush=True)
     sys.stdin.read()
 """
 
@@ -71,26 +71,6 @@ def test_judges_elsewhere_say_what_judges_here_say(tmp_path: Path) -> None:
     assert again[0].swapped is False
 
 
-def test_several_processes_say_what_one_says(tmp_path: Path) -> None:
-    stage = GRPO(name="rl", rewards=[{"kind": "math"}])  # type: ignore[list-item]
-    prompts = [Prompt(i, np.array([1]), f"What is {i}?", str(i), {}) for i in range(6)]
-    with Rewards(stage) as here, ProcessRewards(stage, tmp_path / "judges.log", number=3) as elsewhere:
-        assert len(set(elsewhere.pids)) == 3
-        for one in prompts:
-            assert judged(elsewhere, one, "2", "4", "none") == judged(here, one, "2", "4", "none")
-
-
-def test_a_prompt_stays_where_it_is_judged_and_others_go_where_least_is_owed(tmp_path: Path) -> None:
-    (tmp_path / "who.py").write_text("import os\ndef score(prompt, answer, truth):\n    return float(os.getppid())\n")
-    stage = GRPO(name="rl", reward=f"{tmp_path / 'who.py'}:score")
-    prompts = [Prompt(i, np.array([1]), f"What is {i}?", str(i), {}) for i in range(4)]
-    with ProcessRewards(stage, tmp_path / "judges.log", number=2) as rewards:
-        waiting = [[rewards.begin(rewards.verifiers(one), answer) for answer in "ab"] for one in prompts]
-        found = [[one.result().total for one in answers] for answers in waiting]
-        assert all(len(set(answers)) == 1 for answers in found)
-        assert {answers[0] for answers in found} == {float(pid) for pid in rewards.pids}
-
-
 def slow_stage(folder: Path, retries: int) -> tuple[GRPO, Path, Path]:
     """Return a stage whose judge waits while a file is there, that file, and one that is there once it was asked."""
     began, hold = folder / "began", folder / "hold"
@@ -103,7 +83,7 @@ def slow_stage(folder: Path, retries: int) -> tuple[GRPO, Path, Path]:
 def test_a_process_that_is_killed_is_started_again_and_asked_again(tmp_path: Path, retries: int, known: bool) -> None:
     stage, hold, began = slow_stage(tmp_path, retries)
     with ProcessRewards(stage, tmp_path / "judges.log") as rewards:
-        first = rewards.pids[0]
+        first = rewards.pid
         waiting = [rewards.begin(rewards.verifiers(prompt()), answer) for answer in ("7", "8")]
         until(began.exists)
         os.kill(first, signal.SIGKILL)
@@ -115,7 +95,7 @@ def test_a_process_that_is_killed_is_started_again_and_asked_again(tmp_path: Pat
             assert [one.total for one in found] == [None, None]
             assert "after 1 attempts: the judges' process ended with exit code -9" in found[0].message
         assert judged(rewards, prompt(), "7")[0].total == 1.0
-        assert rewards.pids[0] != first
+        assert rewards.pid != first
 
 
 def test_what_is_refused_here_is_refused_in_the_same_words(tmp_path: Path) -> None:
@@ -143,7 +123,7 @@ def test_closing_leaves_nothing_waiting(tmp_path: Path) -> None:
     with ProcessRewards(stage, tmp_path / "judges.log") as rewards:
         waiting = rewards.begin(rewards.verifiers(prompt()), "7")
         until(began.exists)
-        judges = rewards.pids[0]
+        judges = rewards.pid
         functions = psutil.Process(judges).children(recursive=True)
     assert waiting.result().total is None
     assert not psutil.pid_exists(judges)

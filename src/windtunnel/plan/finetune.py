@@ -77,7 +77,7 @@ class FineTuning(StagePlanner):
         # What cannot be trained in fewer bits is weighed as it would be in bf16.
         sums = totals(work if never is None else replace(work, weights="bf16"))
         here = is_here(rig)
-        judges = judges_gib([] if work.answers is None else [work.answers.metric], rig, 1, TUNING_WORKERS)
+        judges = judges_gib([] if work.answers is None else [work.answers.metric], rig, TUNING_WORKERS)
         found = CPUTraining(sums, c).search(rig, rig.gpus) if here else HFTraining(sums, c).search(rig, rig.gpus, judges)
         best = found.best
         startup, step = startup_seconds(sums, rig, c), best.timed.seconds

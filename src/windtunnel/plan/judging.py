@@ -58,9 +58,8 @@ MOST_WORKERS = 32
 """Answers judged at once by a process that learns."""
 TUNING_WORKERS = 4
 """Held-out answers judged at once in fine-tuning."""
-SHARING, MOST_PAIRS, WORKERS_A_PROCESS = 4, 4, 16
-"""Workers that share two processes on a GPU, one that runs kernels and one for their references; the most such pairs of a judging
-process; and the workers of one, where there are more than so many."""
+SHARING, MOST_PAIRS = 4, 4
+"""Workers that share two processes on a GPU, one that runs kernels and one for their references; and the most such pairs."""
 JUDGE_GIB = 1.32
 """GPU memory of such a process between two kernels: its context, and the half GiB that its allocator may keep."""
 
@@ -106,13 +105,11 @@ def asked_of(recipe: Recipe) -> Asked:
     return Asked(() if corpus.exercises is None else tuple(corpus.exercises.subjects), generated)
 
 
-def judges_gib(kinds: Collection[str], rig: Rig, learners: int, most: int = MOST_WORKERS) -> float:
-    """Return the GiB that judges of these kinds, at most so many at once, keep on each learner's GPU while it learns."""
+def judges_gib(kinds: Collection[str], rig: Rig, most: int = MOST_WORKERS) -> float:
+    """Return the GiB that judges of these kinds, at most so many at once, keep on a learner's GPU while it learns."""
     if "kernel" not in kinds or rig.gpu is None:
         return 0.0
-    workers = max(1, min(most, rig.cpu_cores * rig.nodes // learners))
-    processes = max(1, workers // WORKERS_A_PROCESS)
-    return 2 * JUDGE_GIB * processes * max(1, min(MOST_PAIRS, workers // processes // SHARING))
+    return 2 * JUDGE_GIB * max(1, min(MOST_PAIRS, min(rig.cpu_cores, most) // SHARING))
 
 
 def judge_metric(metric: str, answers: int, rig: Rig) -> float:

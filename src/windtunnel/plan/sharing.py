@@ -153,7 +153,7 @@ def _promising(sums: Totals, stage: GRPO, rig: Rig, c: HFConstants) -> list[tupl
 def _promise(sums: Totals, stage: GRPO, rig: Rig, learners: int, engines: int, c: HFConstants) -> tuple[float, float]:
     """Return an order (see _order) that this way to share cannot be before, whatever the learners' layout."""
     assert rig.gpu is not None
-    limit = HFTraining(sums, c).limit_gib(rig) - _others_keep(sums, stage, rig, c, learners)
+    limit = HFTraining(sums, c).limit_gib(rig) - _others_keep(sums, stage, rig, c, in_turn=learners == rig.gpus)
     missing = max(0.0, least_gib(sums.work) / learners / limit)
     # A bound: no layout of the learners takes less.
     learning = stage.updates * least_seconds(sums, learners, rig.gpu, c)
@@ -166,10 +166,10 @@ def _promise(sums: Totals, stage: GRPO, rig: Rig, learners: int, engines: int, c
     return (0.0, max(engine.seconds, learning) if stage.overlap else engine.seconds + learning)
 
 
-def _others_keep(sums: Totals, stage: GRPO, rig: Rig, c: HFConstants, learners: int) -> float:
+def _others_keep(sums: Totals, stage: GRPO, rig: Rig, c: HFConstants, *, in_turn: bool) -> float:
     """Return the GiB that judges, and engines that take turns with learners, keep on a learner's GPU while that has its turn."""
-    engines = _engines_keep(sums, stage, rig, c) if learners == rig.gpus else 0.0
-    return engines + judges_gib([source.kind for source in stage.sources], rig, learners)
+    engines = _engines_keep(sums, stage, rig, c) if in_turn else 0.0
+    return engines + judges_gib([source.kind for source in stage.sources], rig)
 
 
 def _engines_keep(sums: Totals, stage: GRPO, rig: Rig, c: HFConstants) -> float:
@@ -331,11 +331,11 @@ def plan_round(
     in_turn = learners == rig.gpus
     vllm_beside = in_turn and stage.engine == "vllm"
     part = part_of(rig, learners)
-    searched = training.search(part, learners, _others_keep(sums, stage, rig, c, learners))
+    searched = training.search(part, learners, _others_keep(sums, stage, rig, c, in_turn=in_turn))
     learner, memory = searched.best, None
     # States that are shared out lie in parts on the learners' GPUs, and stay there while engines have their turn.
     shards = learners if learner.layout.shard != "none" else 1
-    judges = judges_gib([source.kind for source in stage.sources], rig, learners) if in_turn else 0.0
+    judges = judges_gib([source.kind for source in stage.sources], rig) if in_turn else 0.0
     held = judges + (sum(static_bytes(sums, shards).values()) / GIB if in_turn and keeps else 0.0)
     if vllm_beside:
         learner = _unhurried(searched, math.inf, 1 + c.memory_error)

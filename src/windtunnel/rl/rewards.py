@@ -41,12 +41,6 @@ MOST_WORKERS = 32
 MOST_WAITING = 1 << 20
 
 
-def workers_of(processes: int) -> int:
-    """Return the workers of judges that share this machine's cores with those of so many processes, themselves included."""
-    # As many as this process may use, which in a container or under Slurm are fewer than the machine has.
-    return max(1, min(MOST_WORKERS, len(os.sched_getaffinity(0)) // processes))
-
-
 class _JudgingHere:
     """An answer that is being judged by every source."""
 
@@ -91,7 +85,6 @@ class Rewards(Judges):
         timed: time right kernels on a GPU although no source rewards speed.
         gpu: on which kernels are run; its number among those that this process may use.
         processes: of this machine that have judges, and share its cores.
-        gpu_share: processes whose judges share that GPU's memory.
 
     Attributes:
         timed_against: what right kernels' times are compared with; empty: none is timed.
@@ -100,9 +93,7 @@ class Rewards(Judges):
         UserError: there is no source, a function cannot be loaded, or a task cannot be used.
     """
 
-    def __init__(
-        self, stage: GRPO, log: Path | None = None, *, timed: bool = False, gpu: int = 0, processes: int = 1, gpu_share: int = 1
-    ) -> None:
+    def __init__(self, stage: GRPO, log: Path | None = None, *, timed: bool = False, gpu: int = 0, processes: int = 1) -> None:
         super().__init__(stage)
         self._log, self._writing = log, threading.Lock()
         if not self.sources:
@@ -111,13 +102,14 @@ class Rewards(Judges):
                 f"{name}: nothing judges answers, so there is nothing to learn from",
                 f"for example --set {name}='[{{kind: math}}]'",
             )
-        workers = workers_of(processes)
+        # As many as this process may use, which in a container or under Slurm are fewer than the machine has.
+        workers = max(1, min(MOST_WORKERS, len(os.sched_getaffinity(0)) // processes))
         self._stack = contextlib.ExitStack()
         try:
             # Speed is PyTorch's time as it is written over the kernel's; where nothing asks for it, nobody waits for the clock.
             self.timed_against = ("eager",) if timed or any(source.speed for source in self.sources) else ()
             self._verifiers = self._stack.enter_context(
-                Verifiers(workers, sources=True, timed_against=self.timed_against, gpu_index=gpu, gpu_share=gpu_share)
+                Verifiers(workers, sources=True, timed_against=self.timed_against, gpu_index=gpu)
             )
             self._functions = [self._function(i, source) for i, source in enumerate(self.sources)]
             self._forms = [self._form(source) for source in self.sources]

@@ -40,15 +40,13 @@ class Verifiers:
         timed_against: what a right kernel's time is compared with on a GPU, of `kernel.BASELINES`; empty: none is timed, which
             saves a GPU's turn to itself for each.
         gpu_index: the GPU's number among those that this process may use.
-        gpu_share: processes that judge kernels on that GPU, among which its memory is shared.
     """
 
     def __init__(
         self, workers: int, tasks: Path | None = None, *, gpu: bool | None = None, sources: bool = False,
-        timed_against: Collection[str] = ("eager", "compiled"), gpu_index: int = 0, gpu_share: int = 1,
+        timed_against: Collection[str] = ("eager", "compiled"), gpu_index: int = 0,
     ) -> None:  # fmt: skip
-        self.workers, self._sources, self.timed_against = workers, sources, timed_against
-        self._gpu_index, self._gpu_share = gpu_index, gpu_share
+        self.workers, self._sources, self.timed_against, self._gpu_index = workers, sources, timed_against, gpu_index
         self._tasks = tasks
         self._gpu = gpu
         self._lock = threading.Lock()
@@ -186,7 +184,7 @@ class Verifiers:
         gpu = None
         if use_gpu:
             with self._lock:
-                self._gpu_memory = self._gpu_memory or GpuMemory.of(self._gpu_index, self._gpu_share)
+                self._gpu_memory = self._gpu_memory or GpuMemory.of(self._gpu_index)
             gpu = GpuStages(
                 task, self.pool("gpu"), self.pool("gpu reference"), memory=self._gpu_memory,
                 clock=bool(self.timed_against), baseline=self.timed_against, index=self._gpu_index,

@@ -43,15 +43,10 @@ class GpuMemory:
         self._queue: deque[object] = deque()
 
     @classmethod
-    def of(cls, index: int | None, processes: int = 1) -> GpuMemory:
-        """Return what a process may share out of a GPU's memory, or of `LEAST_MEMORY` where that is not known.
-
-        Args:
-            index: of `gpu_seen.seen_gpu`; None: of no GPU.
-            processes: that judge on it; each has the same part.
-        """
+    def of(cls, index: int | None) -> GpuMemory:
+        """Return the part of a GPU's memory that is shared. index: of `gpu_seen.seen_gpu`, None: of none."""
         gpu = None if index is None else seen_gpu(index)
-        return cls((int(SHARED * gpu.memory_bytes) if gpu and gpu.memory_bytes else LEAST_MEMORY) // processes)
+        return cls(int(SHARED * gpu.memory_bytes) if gpu and gpu.memory_bytes else LEAST_MEMORY)
 
     @contextlib.contextmanager
     def holding(self, size: int) -> Iterator[None]:
