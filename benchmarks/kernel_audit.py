@@ -1,14 +1,16 @@
 """Audits what reinforcement learning rewarded: kernels accepted in a run's kept rounds, by a judge that shares no code.
 
     python benchmarks/kernel_audit.py RUN --out benchmarks/results/kernel-audit-h200.json [--rounds 50] [--read FOLDER]
+    python benchmarks/kernel_audit.py RUN --pairs pairs.json      # then with pairs.json in RUN's place on another machine
 
 Each different pair of task and answer is asked once, in a process that holds nothing: the answer's module and the task's are made
 from the same seed and called on the same inputs, at the task's full and its ragged full sizes, with the inputs as they are, times
 ten, and shifted. Right is what KernelBench calls right in float32: 1e-4, absolute and relative, against the task in float32; or,
-where sums are long, an error of no more than ten times that which PyTorch itself makes in float32 against float64. Then all is
-done again with Triton's launches left out and new memory full of NaN: whoever is right without its kernels did not compute with
-them. PyTorch's operations that compute something in the answer's own code are listed. --read writes twenty answers drawn at
-random, to be read.
+where sums are long, an error of no more than ten times that which PyTorch itself makes in float32 against float64. What is right
+in TF32 alone, which tasks allow unless they say otherwise, is counted apart: an error of at most three times that of PyTorch in
+TF32. Then all is done again with Triton's launches left out and new memory full of NaN: whoever is right without its kernels did
+not compute with them. PyTorch's operations that compute something in the answer's own code are listed. --read writes twenty
+answers drawn at random, to be read.
 
 The run's rounds have to be there: stages.rl.keep_rollouts. It needs a GPU, or Triton's interpreter at the tiny sizes (--tiny).
 """
@@ -31,8 +33,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-SEED, READ, CHUNK, SECONDS = 7, 20, 40, 120.0
-TOLERANCE, WORSE = 1e-4, 10.0
+SEED, READ, SECONDS = 7, 20, 120.0
+TOLERANCE, WORSE, WORSE_TF32 = 1e-4, 10.0, 3.0
 FREE = {
     "detach", "empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "view", "_unsafe_view", "reshape",
     "clone", "copy_", "_to_copy", "expand", "permute", "transpose", "t", "squeeze", "unsqueeze", "select", "slice", "alias",
@@ -72,7 +74,8 @@ def code_of(answer: str) -> str:
 
 def in_processes(pairs: list[Found], workers: int, until: float, *, tiny: bool) -> list[Found]:
     """Return what was found of each pair that was reached in time."""
-    chunks = [pairs[i : i + CHUNK] for i in range(0, len(pairs), CHUNK)]
+    size = max(1, len(pairs) // (2 * workers))
+    chunks = [pairs[i : i + size] for i in range(0, len(pairs), size)]
     with ThreadPoolExecutor(workers) as pool:
         return [one for chunk in pool.map(lambda chunk: _chunk(chunk, until, tiny=tiny), chunks) for one in chunk]
 
@@ -136,7 +139,9 @@ def audit(pair: Found, folder: Path, sizes: tuple[str, ...]) -> Found:
                     return found | {"right": False, "why": f"{size} {kind}: it changed its inputs"}
                 why = _differ(got, want, right)
                 if why:
-                    return found | {"right": False, "why": f"{size} {kind}: {why}"}
+                    if not _in_tf32(got, reference, inputs, right):
+                        return found | {"right": False, "why": f"{size} {kind}: {why}"}
+                    found["tf32"] = True
                 found["worst"] = max(found["worst"], *(float((g - w).abs().max()) for g, w in zip(got, want, strict=True)))
                 with _Watched(torch, Counter(), launch=False):
                     idle = _outputs(model(*_copies(inputs)))
@@ -173,7 +178,19 @@ def _outputs(value: Any) -> list[Any]:
     return list(value) if isinstance(value, tuple | list) else [value]
 
 
-def _differ(got: list[Any], want: list[Any], right: list[Any]) -> str:
+def _in_tf32(got: list[Any], reference: Any, inputs: list[Any], right: list[Any]) -> bool:
+    """Return whether outputs are as right as those of the task in TF32."""
+    import torch
+
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        rounded = _outputs(reference(*_copies(inputs)))
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = False
+    return not _differ(got, rounded, right, WORSE_TF32)
+
+
+def _differ(got: list[Any], want: list[Any], right: list[Any], worse: float = WORSE) -> str:
     """Say how outputs differ from the task's; empty: they are right."""
     import torch
 
@@ -185,7 +202,7 @@ def _differ(got: list[Any], want: list[Any], right: list[Any]) -> str:
         if torch.allclose(mine, its, atol=TOLERANCE, rtol=TOLERANCE, equal_nan=True):
             continue
         own, theirs = float((mine - exact).abs().max()), float((its - exact).abs().max())
-        if not own <= WORSE * theirs:
+        if not own <= worse * theirs:
             return f"off by {own:.3g}, PyTorch by {theirs:.3g}"
     return ""
 
@@ -247,6 +264,7 @@ def report(pairs: list[Found], rows: list[Found]) -> Found:
     computed: Counter[str] = Counter(name for row in rows for name in row.get("operations", ()))
     return {
         "accepted": sum(times.values()), "different": len(pairs), "audited": len(rows),
+        "in_tf32": sum(row.get("tf32", False) for row in rows),
         "wrong": len(wrong), "wrong_times": sum(times[row["key"]] for row in wrong),
         "right_without_kernels": len(idle), "operations": dict(computed),
         "with_operations": sum(bool(row.get("operations")) for row in rows), "found_wrong": wrong, "found_idle": idle,
@@ -256,7 +274,8 @@ def report(pairs: list[Found], rows: list[Found]) -> Found:
 def main() -> None:
     """Write what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, nargs="?")
+    parser.add_argument("run", type=Path, nargs="?", help="a run's folder, or what --pairs wrote")
+    parser.add_argument("--pairs", type=Path, help="write the accepted pairs there, and audit nothing")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--rounds", type=int, help="the last so many; all by default")
     parser.add_argument("--read", type=Path, help="folder for twenty answers")
@@ -269,7 +288,10 @@ def main() -> None:
         here(given.here)
         return
     began = time.monotonic()
-    pairs = accepted(given.run, given.rounds)
+    pairs = accepted(given.run, given.rounds) if given.run.is_dir() else json.loads(given.run.read_text("utf-8"))
+    if given.pairs:
+        given.pairs.write_text(json.dumps(pairs), encoding="utf-8")
+        return
     random.Random(SEED).shuffle(pairs)
     print(f"{len(pairs)} different pairs", flush=True)
     rows = in_processes(pairs, given.workers, began + given.seconds, tiny=given.tiny)
