@@ -6,12 +6,14 @@ import ast
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from windtunnel.data import KernelTask, PromptFile, conversation_files, draw_tasks, prepare
-from windtunnel.data.kernels import combinations
+from windtunnel.data.kernels import combinations, describe
+from windtunnel.data.kernels_write import write_task
 from windtunnel.recipe import BPETokenizer, ConversationCorpus, KernelTasks, PromptCorpus, Recipe, UserError, load_recipe
-from windtunnel.verify import load_task
+from windtunnel.verify import KernelVerifier, compiler_sandbox, kernel_sandbox, load_task
 
 SHARE = 0.1
 
@@ -78,6 +80,44 @@ def test_every_text_is_a_task_of_the_verifier(tmp_path: Path):
         read = load_task(path)
         assert (read.level, set(read.sizes)) == (task.level, {"tiny", "tiny_ragged", "full", "full_ragged"})
         assert "TASK" not in task.written.reference
+
+
+MISH = """import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def mish_kernel(x_ptr, out_ptr, total, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < total
+    x = tl.load(x_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+    e = tl.exp(LIMITED)
+    x = x * e * (e + 2.0) / (e * (e + 2.0) + 2.0)
+    tl.store(out_ptr + offsets, x.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+class ModelNew(nn.Module):
+    def forward(self, x):
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        mish_kernel[(triton.cdiv(x.numel(), 128),)](x, out, x.numel(), BLOCK=128)
+        return out
+"""
+
+
+def test_a_kernel_that_overflows_for_large_inputs_is_refused(tmp_path: Path):
+    # It is right for all that the task itself draws, and a model that was rewarded for it learned it.
+    mish = next(one for one in combinations(1) if one.name == "mish")
+    path = tmp_path / "task.py"
+    path.write_text(write_task(describe(mish, 1, np.random.default_rng(1))).source)
+    with kernel_sandbox() as box, compiler_sandbox() as compiler:
+        verifier = KernelVerifier(load_task(path), box, compiler=compiler)
+        right, wrong = (verifier.verify(MISH.replace("LIMITED", text)) for text in ("tl.minimum(x, 20.0)", "x"))
+    assert right.accepted
+    assert not wrong.accepted
+    assert "large" in wrong.message
 
 
 def test_every_combination_can_be_written():

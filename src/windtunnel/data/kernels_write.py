@@ -13,6 +13,9 @@ from .kernels_operators import ROWS
 SIZES = ("tiny", "tiny_ragged", "full", "full_ragged")
 COMPILE_SECONDS = 8.0
 """For each kernel. Those of the data's own answers take up to three (convolutions); a round waits for its slowest answer."""
+VARIATIONS = ("plain", "scaled", "small", "negated", "large", "shifted")
+"""Of the inputs. A mish whose exponential overflows beyond 44, and a softmax without its maximum, are right for all that a file
+draws; a model that is rewarded for those learns them."""
 IMPORTS = "import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\n"
 TRITON_IMPORTS = "import torch\nimport torch.nn as nn\nimport triton\nimport triton.language as tl\n"
 LIBDEVICE = "from triton.language.extra import libdevice\n"
@@ -134,7 +137,10 @@ def write_task(task: Description) -> Written:
     body = _module("Model", init, given, arguments, forward) + _GIVEN.format(inputs=", ".join(inputs), init=given)
     reference = f"{IMPORTS}\n{head}\n\n\n{body}"
     sizes = {size: {name: row[i] for name, row in task.sizes.items()} for i, size in enumerate(SIZES)}
-    told = {"level": task.level, "sizes": sizes, "dtypes": ["float32", "float16", "bfloat16"], "compile_seconds": COMPILE_SECONDS}
+    told = {
+        "level": task.level, "sizes": sizes, "dtypes": ["float32", "float16", "bfloat16"], "variations": list(VARIATIONS),
+        "compile_seconds": COMPILE_SECONDS,
+    }  # fmt: skip
     source = f"{IMPORTS}\n{head}\n\nTASK = {told!r}\n\n\n{body}"
     return Written(reference, source, _plan(task), _answer(task, init, given, arguments))
 
