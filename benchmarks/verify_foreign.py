@@ -30,6 +30,7 @@ from foreign_gather import Foreign, read
 
 from windtunnel.recipe import UserError
 from windtunnel.verify import KernelVerifier, ReferenceBroken, Sandboxes, compiler_sandbox, kernel_sandbox
+from windtunnel.verify.kernel.plan import Operation
 from windtunnel.verify.kernel.record import file_forms, read_recorded, record_job
 from windtunnel.verify.kernel.task import Task, task_from_source
 from windtunnel.verify.kernel.tiny import POLICY
@@ -127,8 +128,11 @@ def recorded(task: Task, answer: str, box: Any) -> dict[str, Any]:
     plans, wrong = read_recorded(box.run(record_job(answer, forms)), forms, task)
     if wrong is not None:
         return {"recorded": False, "not_recorded": f"{wrong.reason}: {wrong.message[:300]}"}
-    operations = Counter(step.operation for plan in plans for step in plan.steps if hasattr(step, "operation"))
-    return {"recorded": True, "launches": len(plans[0].launches()), "operations": dict(operations)}
+    operations: Counter[str] = Counter()
+    for plan in plans:
+        for step, times in zip(plan.steps, plan.times(), strict=True):
+            operations.update({step.operation: times} if isinstance(step, Operation) else {})
+    return {"recorded": True, "launches": plans[0].launched(), "operations": dict(operations)}
 
 
 CAUSES = Path(__file__).with_name("foreign_causes.txt")

@@ -148,7 +148,7 @@ def _record(task: Task, source: str, path: Path, as_json: bool) -> None:
             names = ", ".join(dict.fromkeys(plan.kernels[launch.launch].name for launch in launches))
             mode = " training" if one.form.training else ""
             memory = f"{sum(plan.buffers) / (1 << 20):,.1f} MiB"
-            rows.append([one.form.size.replace("_", " ") + mode, one.form.dtype, str(len(launches)), names, memory])
+            rows.append([one.form.size.replace("_", " ") + mode, one.form.dtype, f"{plan.launched():,}", names, memory])
         print_table(f"{task.name}: recorded in {path}", ["size", "dtype", "launches", "kernels", "buffers"], rows)
     raise typer.Exit(0 if found is not None else 1)
 

@@ -8,6 +8,7 @@ the longest of a few for which the interpreter has time.
 from __future__ import annotations
 
 import math
+import operator
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -46,7 +47,8 @@ def programs_of(plan: Plan) -> int:
     def count(launches: Sequence[object]) -> int:
         return sum(math.prod(one.grid) for one in launches if isinstance(one, Launch))
 
-    return sum(max(map(count, step.choice)) if hasattr(step, "choice") else count([step]) for step in plan.steps)
+    most = [max(map(count, step.choice)) if hasattr(step, "choice") else count([step]) for step in plan.steps]
+    return sum(map(operator.mul, most, plan.times()))
 
 
 def long_sizes(task: Task, block: int) -> dict[str, Mapping[str, int | float]]:

@@ -10,6 +10,7 @@ from windtunnel.verify.kernel.arrays import Array, Buffer
 from windtunnel.verify.kernel.plan import Operation, Plan
 from windtunnel.verify.kernel.plan.check import writes
 from windtunnel.verify.kernel.plan.operations import work as work_of_operation
+from windtunnel.verify.kernel.plan.schema import launches_of
 from windtunnel.verify.kernel.prepared import Batch
 from windtunnel.verify.kernel.record import HostForm, form_of
 from windtunnel.verify.kernel.task import Task
@@ -81,8 +82,8 @@ def share(plan: Plan, work: int) -> float:
         work: of the reference, 0 where it was not counted: then what PyTorch computes is set against the elements that the
             kernels are given.
     """
-    steps = [step for step in plan.steps if isinstance(step, Operation)]
-    theirs = sum(work_of_operation(step) for step in steps)
-    given = sum(t.elements for launch in plan.launches() for t in writes(launch))
+    steps = list(zip(plan.steps, plan.times(), strict=True))
+    theirs = sum(work_of_operation(step) * times for step, times in steps if isinstance(step, Operation))
+    given = sum(t.elements * times for step, times in steps for launch in launches_of(step) for t in writes(launch))
     whole = max(work, theirs + given if not work else theirs)
     return round(1 - theirs / whole, 4) if whole else 1.0

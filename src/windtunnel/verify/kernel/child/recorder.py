@@ -7,6 +7,7 @@ down, and is refused in words.
 from __future__ import annotations
 
 import base64
+import json
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from windtunnel.verify.kernel.child.capture import Kernels, NotRecorded, descrip
 from windtunnel.verify.kernel.child.load import Wrong
 from windtunnel.verify.kernel.child.pretend import OnGpu, ReadsValues, Tensors, storage_of
 from windtunnel.verify.kernel.plan.operations import ALLOCATES
-from windtunnel.verify.kernel.plan.schema import MOST_CHOICES
+from windtunnel.verify.kernel.plan.schema import BYTES, MOST_CHOICES
 
 READS = {"_local_scalar_dense", "equal", "is_nonzero", "nonzero", "unique", "_unique2", "masked_select", "unique_dim", "allclose"}
 RANDOM = {
@@ -38,6 +39,7 @@ IN_PLACE_VIEWS = {"as_strided_", "squeeze_", "unsqueeze_", "t_", "transpose_", "
 OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion", "launch_cooperative_grid", "launch_pdl")
 IGNORED = ("debug", "sanitize_overflow", "warmup", "grid")
 MOST_CONSTANT = 6 << 20
+LONG = 64  # steps; fewer stand in the plan as they are
 
 
 class CompiledStandIn:
@@ -292,10 +294,39 @@ class Recorder(TorchDispatchMode):
             if type(value) not in (torch.Tensor, torch.nn.Parameter):
                 raise Wrong("wrong-type", f"forward returned {type(value).__name__}, expected torch.Tensor exactly.")
         shown = [self.view(value if value.is_meta else self.adopt(value)) for value in values]
+        steps, order = _folded(self._settled_steps())
         return {
             "kernels": self.kernels.made, "buffers": self.tensors.sizes, "given": self.given,
-            "steps": self._settled_steps(), "outputs": shown, "kind": kind,
+            "steps": steps, "outputs": shown, "kind": kind, "order": order,
         }  # fmt: skip
+
+
+def _folded(steps: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[list[int]]]:
+    """Return the steps of a long plan that differ in more than where their tensors lie, and the order, as in `Plan`."""
+    if len(steps) < LONG:
+        return steps, []
+    known: dict[str, int] = {}
+    kept: list[dict[str, Any]] = []
+    order: list[list[int]] = []
+    for step in steps:
+        places: dict[tuple[int, int], int] = {}
+        number = known.setdefault(json.dumps(_anywhere(step, places)), len(kept))
+        if number == len(kept):
+            kept.append(step)
+        order.append([number, *(part for place in places for part in place)])
+    return kept, order
+
+
+def _anywhere(part: Any, places: dict[tuple[int, int], int]) -> Any:
+    """Return a part of a step with its tensors' places numbered. What the compiler knows of an address, its alignment, stays."""
+    if isinstance(part, list):
+        return [_anywhere(inner, places) for inner in part]
+    if not isinstance(part, dict):
+        return part
+    if "buffer" not in part:
+        return {key: _anywhere(inner, places) for key, inner in part.items()}
+    number = places.setdefault((part["buffer"], part["offset"]), len(places))
+    return number, part["dtype"], part["shape"], part["stride"], part["offset"] * BYTES[part["dtype"]] % 16
 
 
 def _listed(result: Any) -> list[Any]:

@@ -21,7 +21,8 @@ from windtunnel.verify.kernel.child.build import argument, build
 from windtunnel.verify.kernel.child.load import Wrong
 from windtunnel.verify.kernel.child.memory import NAN_BYTE, POISON_BYTE, Fenced, fenced, first_broken, poison
 from windtunnel.verify.kernel.plan.operations import sets_only
-from windtunnel.verify.kernel.plan.schema import Choice, Given, Launch, Operation, Plan, Tensor, TensorValue
+from windtunnel.verify.kernel.plan.places import carried, tensors_in
+from windtunnel.verify.kernel.plan.schema import Choice, Given, Launch, Operation, Plan, Tensor
 
 Start = Callable[[Any, Any, dict[str, Any], dict[str, Any]], None]
 """Starts a kernel: itself, its grid, its arguments, its options."""
@@ -88,7 +89,8 @@ class Replay:
         self.taken: dict[int, int] = {}
         self.blank = False
         self.last = ""  # the kernel that was started last
-        self.dtypes = {tensor.buffer: tensor.dtype for tensor in reversed(list(_views(plan)))}
+        self.steps = carried(plan)
+        self.dtypes = {tensor.buffer: tensor.dtype for tensor in reversed(list(self._tensors()))}
         # The interpreter knows no warps and stages: what sets configurations apart is all else.
         unseen = {"options"} if device == "cpu" else set[str]()
         self.alike = [_alike(step, unseen) if isinstance(step, Choice) else [] for step in plan.steps]
@@ -125,7 +127,7 @@ class Replay:
 
     def carry_out(self) -> list[torch.Tensor]:
         """Carry all steps out. What is raised is the candidate's doing."""
-        for number, step in enumerate(self.plan.steps):
+        for number, step in self.steps:
             if isinstance(step, Choice):
                 self._chosen(number, step)
             else:
@@ -149,6 +151,13 @@ class Replay:
     def choices(self) -> Iterator[tuple[int, Choice]]:
         """Yield steps with several configurations, with their numbers."""
         yield from ((number, step) for number, step in enumerate(self.plan.steps) if isinstance(step, Choice))
+
+    def _tensors(self) -> Iterator[Tensor]:
+        """Yield the tensors of the plan, in order."""
+        yield from (given.tensor for given in self.plan.given)
+        for _, step in self.steps:
+            yield from tensors_in(step)
+        yield from self.plan.outputs
 
     def _give(self, given: Given, inputs: Mapping[int, torch.Tensor], parameters: Mapping[str, torch.Tensor]) -> None:
         tensor = self.view(given.tensor)
@@ -257,15 +266,3 @@ def _alike(step: Choice, unseen: set[str]) -> list[int]:
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8) if tensor.numel() else tensor
-
-
-def _views(plan: Plan) -> Iterator[Tensor]:
-    """Yield the tensors of a plan, in order."""
-    yield from (given.tensor for given in plan.given)
-    for step in plan.steps:
-        for inner in (part for one in step.choice for part in one) if isinstance(step, Choice) else [step]:
-            values = inner.arguments.values() if isinstance(inner, Launch) else inner.arguments
-            yield from (value.tensor for value in values if isinstance(value, TensorValue))
-            if isinstance(inner, Operation):
-                yield from (tensor for tensor in inner.results if tensor is not None)
-    yield from plan.outputs

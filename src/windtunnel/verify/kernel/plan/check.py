@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from windtunnel.verify.kernel.plan.grammar import NotInGrammar, check_kernels
 from windtunnel.verify.kernel.plan.operations import KNOWN, base_name, moves_only, sets_only, tensors_of
+from windtunnel.verify.kernel.plan.places import places
 from windtunnel.verify.kernel.plan.schema import (
     BYTES,
     Choice,
@@ -31,6 +32,7 @@ from windtunnel.verify.kernel.plan.schema import (
     Operation,
     Plan,
     Recording,
+    Step,
     Tensor,
     TensorValue,
     TupleValue,
@@ -39,6 +41,7 @@ from windtunnel.verify.kernel.plan.schema import (
 
 MOST_GRID = ((1 << 31) - 1, 65_535, 65_535)  # CUDA's own
 MOST_CONSTANTS = 16 << 20  # bytes of all together
+MOST_CARRIED = 1 << 19  # launches, operations and tensors in them, counted as often as they come in a plan's order
 LONGEST_REASON = 300
 
 
@@ -156,7 +159,28 @@ class _Checked:
                         self._step(inner)
             else:
                 self._step(step)
+        self._order()
         self._outputs()
+
+    def _order(self) -> None:
+        """Check each turn: that the step is there, and that its tensors lie in the buffers where they lie this time."""
+        if not self.plan.order:
+            return
+        needs = [_needs(step) for step in self.plan.steps]
+        sizes, left, unused = self.plan.buffers, MOST_CARRIED, set(range(len(needs)))
+        for turn, (number, *numbers) in enumerate(self.plan.order):
+            if number >= len(needs) or len(numbers) != 2 * len(needs[number][1]):
+                raise PlanRefused("bad-plan", f"Turn {turn} is of no step of the plan, or has another number of places.")
+            weight, of_places = needs[number]
+            unused.discard(number)
+            left -= weight
+            if left < 0:
+                raise PlanRefused("too-large", f"More than {MOST_CARRIED:,} launches, operations and tensors are carried out.")
+            for buffer, offset, need in zip(numbers[::2], numbers[1::2], of_places, strict=True):
+                if buffer >= len(sizes) or any(offset * size + length > sizes[buffer] for size, length in need):
+                    raise PlanRefused("bad-plan", f"A tensor of turn {turn} does not lie in buffer {buffer}.")
+        if unused:
+            raise PlanRefused("bad-plan", f"Step {min(unused)} is never carried out.")
 
     def _view(self, tensor: Tensor, what: str) -> Tensor:
         if len(tensor.shape) != len(tensor.stride):
@@ -322,6 +346,14 @@ class _Checked:
             if tensor.buffer in seen:
                 raise PlanRefused("output-aliases", "Two outputs share memory.")
             seen.add(tensor.buffer)
+
+
+def _needs(step: Step) -> tuple[int, list[set[tuple[int, int]]]]:
+    """Return how much a step is, and for each of its places the bytes of an element and of all from there on, of each tensor."""
+    inner = [one for way in step.choice for one in way] if isinstance(step, Choice) else [step]
+    found = places(step)
+    needs = [{(BYTES[t.dtype], t.end - t.offset * BYTES[t.dtype]) for t in tensors} for tensors in found.values()]
+    return len(inner) + sum(map(len, found.values())), needs
 
 
 def apart(tensor: Tensor) -> bool:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import base64
 import binascii
 import math
+from collections import Counter
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 MOST_DIMS = 16
-MOST_KERNELS, MOST_BUFFERS, MOST_STEPS, MOST_GIVEN, MOST_OUTPUTS, MOST_CHOICES = 256, 4096, 4096, 4096, 256, 256
+MOST_KERNELS, MOST_BUFFERS, MOST_STEPS, MOST_GIVEN, MOST_OUTPUTS, MOST_CHOICES = 256, 1 << 16, 4096, 4096, 256, 256
+MOST_TURNS = 1 << 16  # of steps, where they come again
 LONGEST_SOURCE = 100_000
 MOST_CONSTANT = 8 << 20  # bytes of one constant's text
 BYTES = {
@@ -228,8 +230,16 @@ class Given(Strict):
             return None
 
 
+Turn = Annotated[tuple[Count, ...], Field(min_length=1, max_length=1 << 14)]
+
+
 class Plan(Strict):
-    """All that one call of forward does. buffers: bytes of each. kind: whether forward returns one tensor or several."""
+    """All that one call of forward does. buffers: bytes of each. kind: whether forward returns one tensor or several.
+
+    order: empty where the steps are carried out as they stand. Else one turn after the other: the number of a step, then buffer
+    and offset that stand, this time, in place of each pair that its tensors have, in the order in which `places` has these. So a
+    loop of the host's over thousands of launches is a few steps and a list of numbers.
+    """
 
     kernels: Annotated[tuple[Kernel, ...], Field(max_length=MOST_KERNELS)]
     buffers: Annotated[tuple[Count, ...], Field(max_length=MOST_BUFFERS)]
@@ -237,14 +247,26 @@ class Plan(Strict):
     steps: Annotated[tuple[Step, ...], Field(max_length=MOST_STEPS)]
     outputs: Annotated[tuple[Tensor, ...], Field(max_length=MOST_OUTPUTS)]
     kind: Literal["tensor", "tuple"]
+    order: Annotated[tuple[Turn, ...], Field(max_length=MOST_TURNS)] = ()
+
+    def times(self) -> list[int]:
+        """Return how often each step is carried out."""
+        counted = Counter(turn[0] for turn in self.order)
+        return [counted[number] if self.order else 1 for number in range(len(self.steps))]
 
     def launches(self) -> list[Launch]:
-        """Return all, those of every configuration too."""
-        found: list[Launch] = []
-        for step in self.steps:
-            some = [inner for one in step.choice for inner in one] if isinstance(step, Choice) else [step]
-            found += [inner for inner in some if isinstance(inner, Launch)]
-        return found
+        """Return those of all steps, of every configuration too, each once."""
+        return [launch for step in self.steps for launch in launches_of(step)]
+
+    def launched(self) -> int:
+        """Return how many there are as they are carried out, those of every configuration counted."""
+        return sum(len(launches_of(step)) * times for step, times in zip(self.steps, self.times(), strict=True))
+
+
+def launches_of(step: Step) -> list[Launch]:
+    """Return a step's, of every configuration."""
+    some = [inner for one in step.choice for inner in one] if isinstance(step, Choice) else [step]
+    return [inner for inner in some if isinstance(inner, Launch)]
 
 
 class Form(Strict):
