@@ -2,13 +2,15 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from test_kernel_funnel import KERNEL, REFERENCE
 from warm import compiler_box
 
-from windtunnel.verify.kernel.plan import Plan
+from windtunnel.verify.kernel import KernelVerifier
+from windtunnel.verify.kernel.plan import Operation, Plan
 from windtunnel.verify.kernel.plan.check import Allowed, CheckedKernels, PlanRefused, apart, check_plan, read_plan, read_recording
 from windtunnel.verify.kernel.plan.schema import Tensor
 from windtunnel.verify.kernel.recording import record
@@ -334,3 +336,73 @@ def test_names_of_a_kernel_are_resolved(box: Sandbox, task: Task) -> None:
     made = json.loads(kernels["top"].model_dump_json())
     assert made["names"]["ZERO"] == {"constant": 0.0, "constexpr": True}
     assert made["names"]["e"] == {"language": "triton.language.exp"}
+
+
+RECURRENT = """\
+import torch
+import torch.nn as nn
+
+TIMES, BATCH, WIDTH = 50, 8, 48
+
+
+class Model(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.cell = nn.{kind}(width, width + 1, num_layers=2, bidirectional={both}, batch_first={first})
+
+    def forward(self, x):
+        return torch.relu(self.cell(x)[0])
+
+
+def get_inputs():
+    return [torch.randn(*({shape}))]
+
+
+def get_init_inputs():
+    return [WIDTH]
+"""
+RELU = """
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def relu(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + at, tl.maximum(tl.load(x_ptr + at, mask=at < n), 0.0), mask=at < n)
+
+
+class ModelNew(Model):
+    def forward(self, x):
+        x = self.cell(x)[0].contiguous()
+        y = torch.empty_like(x)
+        relu[(triton.cdiv(x.numel(), 64),)](x, y, x.numel(), BLOCK=64)
+        return y
+"""
+# On a machine with CUDA PyTorch takes the tensors for ones that cuDNN can lay out anew, and asks it to.
+AS_WITH_CUDA = """\
+import torch
+torch.backends.cudnn.m.is_available = torch.backends.cudnn.m._init = torch._use_cudnn_rnn_flatten_weight = lambda: True
+"""
+
+
+@pytest.mark.parametrize(("kind", "both", "first"), [("LSTM", False, True), ("GRU", True, False), ("RNN", False, False)])
+def test_a_recurrent_layer_is_one_operation(kind: str, both: bool, first: bool, box: Sandbox) -> None:
+    shape = "BATCH, TIMES, WIDTH" if first else "TIMES, BATCH, WIDTH"
+    reference = RECURRENT.format(kind=kind, both=both, first=first, shape=shape)
+    task = task_from_source(reference, name="recurrent")
+    for before in ("", AS_WITH_CUDA):
+        found, wrong = record(before + reference + RELU, task, box, box)
+        assert found is not None, wrong
+        full = next(one.plan for one in found.plans if one.form.size == "full")
+        names = [step.operation for step in full.steps if isinstance(step, Operation)]
+        assert f"aten.{'rnn_tanh' if kind == 'RNN' else kind.lower()}.input" in names
+        assert len(full.steps) <= 5
+    verdict = KernelVerifier(task, box).verify(reference + RELU)
+    assert verdict.accepted, verdict
+    assert 0 < verdict.evidence["share"] < 0.1
+    strict = replace(task, operations="none")
+    assert KernelVerifier(strict, box).verify(reference + RELU).reason == "host-compute"
+    _, wrong = record(reference.replace("num_layers=2", "num_layers=2, dropout=0.1") + RELU, task, box, box)
+    assert wrong is not None
+    assert (wrong.reason, "random" in wrong.message) == ("host-compute", True)

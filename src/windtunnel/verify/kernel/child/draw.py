@@ -38,6 +38,7 @@ class Drawn:
             model = self.space["Model"](*self.init)
             _draw_parameters(model, fixed, small_variance=device == "cpu")
         self.model = model.to(device=device, dtype=self.dtype).train(training)
+        self.recurrent = any(isinstance(part, torch.nn.RNNBase) for part in self.model.modules())
         for part in self.model.modules():
             if isinstance(part, DROPOUT):
                 part.eval()
@@ -60,20 +61,20 @@ class Drawn:
     def exact(self, inputs: list[Any]) -> list[torch.Tensor]:
         """Return the reference's outputs in float64."""
         model = copy.deepcopy(self.model).double()
-        return _outputs(model(*[_double(value) for value in inputs]))[0]
+        return self._called(model, [_double(value) for value in inputs])[0]
 
     @torch.no_grad()
     def coarse(self, inputs: list[Any], *, double: bool = True) -> list[torch.Tensor]:
         """Return the reference's outputs with the factors of its products cut to TF32, in float64 or else in float32."""
         model = copy.deepcopy(self.model).to(torch.float64 if double else torch.float32)
         with CoarseProducts():
-            return _outputs(model(*[_double(value) if double else _copied(value, torch.float32) for value in inputs]))[0]
+            return self._called(model, [_double(value) if double else _copied(value, torch.float32) for value in inputs])[0]
 
     @torch.no_grad()
     def rounded_again(self, inputs: list[Any]) -> list[torch.Tensor]:
         """Return the reference's outputs in float64 with every input off by up to what one more rounding to its dtype makes."""
         model, half = copy.deepcopy(self.model).double(), torch.finfo(self.dtype).eps / 2
-        return _outputs(model(*[_off(value, half) for value in inputs]))[0]
+        return self._called(model, [_off(value, half) for value in inputs])[0]
 
     @torch.no_grad()
     def own(self, inputs: list[Any]) -> tuple[list[torch.Tensor], str]:
@@ -82,13 +83,20 @@ class Drawn:
         In float32 and rounded where PyTorch lacks an operation in it.
         """
         try:
-            return _outputs(self.model(*_clones(inputs)))
+            return self._called(self.model, _clones(inputs))
         except (NotImplementedError, RuntimeError):
             if self.dtype == torch.float32:
                 raise
         wide = copy.deepcopy(self.model).float()
-        outputs, kind = _outputs(wide(*[_copied(value, torch.float32) for value in inputs]))
+        outputs, kind = self._called(wide, [_copied(value, torch.float32) for value in inputs])
         return [output.to(self.dtype) if output.is_floating_point() else output for output in outputs], kind
+
+    def _called(self, model: torch.nn.Module, inputs: list[Any]) -> tuple[list[torch.Tensor], str]:
+        """Return what a model gives. cuDNN's recurrent layers are one operation, in which products are neither seen nor cut."""
+        if not self.recurrent:
+            return _outputs(model(*inputs))
+        with torch.backends.cudnn.flags(enabled=False, allow_tf32=False):
+            return _outputs(model(*inputs))
 
     def _input(self, value: Any, case: dict[str, Any], moved: int | None) -> Any:
         """Return an input as the case has it: on the device, floating ones changed and in its dtype.

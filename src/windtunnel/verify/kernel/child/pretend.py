@@ -36,6 +36,7 @@ FRESH_BYTES = (
 )  # for so many malloc always asks the kernel, whose pages hold zeros and cost nothing until they are written
 RANDOM = ("normal_", "uniform_", "trunc_normal_", "kaiming_uniform_", "kaiming_normal_")
 READS = ("cpu", "numpy", "tolist", "item", "__array__", "__bool__", "__int__", "__float__", "__index__")
+RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 UNSET = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 
 
@@ -94,6 +95,7 @@ class OnGpu(TorchFunctionMode):
         self.read: list[str] = []  # what host code wanted to know of values
         self.adopt: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor
         self.known: Callable[[torch.Tensor], torch.Tensor | None] = lambda tensor: None
+        self.recurrent: Callable[[str, Any], Any] = lambda name, args: None
 
     def reads(self, what: str) -> ReadsValues:
         """Note that a value was asked for that only a GPU could tell; returns the error to raise."""
@@ -107,6 +109,8 @@ class OnGpu(TorchFunctionMode):
             return self._property(func, args)
         if isinstance(drawn := kwargs.get("tensor"), torch.Tensor) and self._is_given(name, drawn):
             return drawn  # torch.nn.init's own functions hand all over by name
+        if self.recording and name in RECURRENT and len(args) == 9 and isinstance(args[3], bool):  # else of packed sequences
+            return self.recurrent(name, args)
         if args and isinstance(args[0], torch.Tensor):
             answered, value = self._method(name, args, kwargs)
             if answered:
@@ -252,6 +256,7 @@ def pretend_cuda() -> None:
         setattr(torch.cuda, name, (lambda *given, **named: None) if value is none else value)
     torch.cuda.nvtx.range_push = torch.cuda.nvtx.range_pop = none
     vars(torch._C)["_cuda_getCurrentRawStream"] = lambda device=None: 0
+    torch.backends.cudnn.is_acceptable = lambda tensor: False  # else nn.LSTM has cuDNN lay out weights that are not there
     torch.version.cuda = "12.8"
     os.environ["TORCHDYNAMO_DISABLE"] = "1"
     torch.compile = _uncompiled

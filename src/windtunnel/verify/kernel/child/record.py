@@ -99,6 +99,7 @@ class _Session:
         recorder = self.recorder = Recorder(self.tensors, Kernels())
         recorder.mode = self.mode
         self.mode.adopt, self.mode.known, self.mode.read = recorder.adopt, recorder.known, []
+        self.mode.recurrent = recorder.recurrent
         self._parameters(model, form, recorder)
         arguments = []
         for position, entry in enumerate(form["arguments"]):

@@ -172,6 +172,28 @@ class Recorder(TorchDispatchMode):
             }
         )
 
+    def recurrent(self, name: str, args: Any) -> tuple[torch.Tensor, ...]:
+        """Write a whole nn.LSTM, GRU or RNN down as one operation, which cuDNN carries out; taken apart it is thousands."""
+        x, state, weights, *_, dropout, train, both, batch_first = args
+        if dropout and train:
+            raise NotRecorded(f"forward draws random numbers (dropout in aten.{name})", "host-compute")
+        states = list(state) if isinstance(state, tuple | list) else [state]
+        given = tree_map(self._adopted, (x, states if name == "lstm" else state, list(weights), *args[3:]))
+        first, second = x.shape[:2]
+        extents = (second, first) if batch_first else (first, second)
+        output = torch.empty((*extents, states[0].shape[-1] * (2 if both else 1)), dtype=x.dtype, device="meta")
+        results = [output.transpose(0, 1) if batch_first else output, *map(torch.empty_like, states)]
+        operation = f"aten.{name}.input"
+        self.steps.append(
+            {
+                "operation": operation,
+                "arguments": [self.value(value, operation) for value in given],
+                "keywords": {},
+                "results": [self.view(value) for value in results],
+            }
+        )
+        return tuple(results)
+
     def _is_view(self, tensor: torch.Tensor) -> bool:
         return storage_of(tensor) in self.tensors.meta
 

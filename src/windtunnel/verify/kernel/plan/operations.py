@@ -20,8 +20,12 @@ PRODUCTS = words(
     _scaled_dot_product_flash_attention_for_cpu
     """
 )
-COMPUTES = PRODUCTS | words(
-    """
+RECURRENT = words("lstm gru rnn_tanh rnn_relu")
+COMPUTES = (
+    PRODUCTS
+    | RECURRENT
+    | words(
+        """
     _to_copy to arange linspace eye tril triu abs abs_ acos acosh add add_ addcdiv addcdiv_ addcmul addcmul_ all amax amin
     aminmax any argmax argmin argsort asin asinh atan atan2 atanh avg_pool1d avg_pool2d avg_pool3d bitwise_and bitwise_not
     bitwise_or bitwise_xor bucketize cdist ceil ceil_ celu celu_ clamp clamp_ clamp_max clamp_max_ clamp_min clamp_min_
@@ -43,6 +47,7 @@ COMPUTES = PRODUCTS | words(
     _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d linalg_vector_norm _fused_rms_norm
     rms_norm native_dropout
     """
+    )
 )
 KNOWN = SETS | MOVES | COMPUTES
 
@@ -92,6 +97,9 @@ def work_of(name: str, given: list[tuple[int, ...]], results: list[tuple[int, ..
     A convolution's second tensor is its weight, out × in × kernel.
     """
     largest = max((math.prod(shape) for shape in (*given, *results)), default=0)
+    if name in RECURRENT and given:
+        # Every step of every sequence meets each of the weights, the tensors of two dimensions.
+        return math.prod(given[0][:2]) * sum(math.prod(shape) for shape in given if len(shape) == 2)
     if name not in PRODUCTS or not results or not given:
         return largest
     out = math.prod(results[0])
