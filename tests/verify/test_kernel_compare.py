@@ -1,5 +1,7 @@
 """Which outputs count as right: metadata exactly, values within what the dtype and the task allow."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -141,3 +143,12 @@ def test_a_reference_is_rough_where_it_would_be_refused_itself() -> None:
     assert not is_rough(ready(peaked.astype(np.float16), peaked), TASK)
     assert is_rough(ready(((exact + 4096).astype(np.float16) - np.float16(4096)), exact), TASK)
     assert not is_rough(ready(np.arange(9), np.arange(9)), TASK)
+
+
+def test_one_number_that_is_right_by_luck_is_no_measure_of_its_rounding() -> None:
+    """What the reference is off by with inputs nearby counts too, as far as its own error ever does."""
+    of = ready(np.array([3.6e-4], np.float32))
+    off = array(np.array([3.604e-4], np.float32))
+    assert reason(off, of) == "wrong-values"
+    assert reason(off, replace(of, errors=[6e-8])) == ""
+    assert reason(array(np.array([3.7e-4], np.float32)), replace(of, errors=[1e-5])) == "wrong-values"

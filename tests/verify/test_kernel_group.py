@@ -201,3 +201,24 @@ def test_what_stands_for_no_number_is_doubtful_and_the_numbers_beside_are_not() 
         wrong = compared(Given(given), group, "scaled", inputs, own)
         assert wrong is not None
         assert wrong.doubtful == doubtful
+
+
+def test_of_a_single_number_the_references_rounding_is_known_from_inputs_nearby() -> None:
+    """A sum that cancels is off by another amount each time; a matrix shows that by itself."""
+    summed = SOURCE.replace("a.mul_(2)\n        return a @ b", "return (a.sum() + 1e4) - 1e4 - a.sum() + 2")
+    group = Group(message(sources={"full": summed}, tf32=False), "full", "float32")
+    right = 0
+    for seed in range(8):
+        inputs = group.drawn.inputs(Case("full", "float32", "plain").as_json(), seed)
+        own, exact, _ = group.answers(inputs)
+        assert 1e-4 < group.drawn.errors(inputs, own, exact)[0] < 1e-2
+        right += Given(exact[0] + 2e-3).judge(own, exact, [None], tf32=False) is None
+        assert compared(Given(exact[0] + 2e-3), group, "plain", inputs, own) is None
+        wrong = compared(Given(exact[0] + 0.05), group, "plain", inputs, own)
+        assert wrong is not None
+        assert not wrong.doubtful
+    assert right < 8, "or this shows nothing"
+    matrix = Group(message(), "full", "float32")
+    inputs = inputs_of(matrix)
+    own, exact, _ = matrix.answers(inputs)
+    assert matrix.drawn.errors(inputs, own, exact) == [0.0]

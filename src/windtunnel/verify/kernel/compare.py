@@ -54,9 +54,10 @@ def difference(outputs: Sequence[Array], kind: str, ready: Ready, task: Task, *,
         wanted = "one tensor" if ready.kind == "tensor" else f"a tuple of {len(ready.own)} tensors"
         given = "one tensor" if kind == "tensor" else f"a tuple of {len(outputs)}"
         return Difference("wrong-structure", f"forward returned {given}, expected {wanted}.")
-    for number, (given_array, own, exact) in enumerate(zip(outputs, ready.own, ready.exact, strict=True)):
+    errors = ready.errors or [0.0] * len(outputs)
+    for number, (given_array, own, exact, error) in enumerate(zip(outputs, ready.own, ready.exact, errors, strict=True)):
         name = "the output" if ready.kind == "tensor" else f"output {number}"
-        found = _metadata(given_array, own, name) or _values(given_array, own, exact, task, name, capped=capped)
+        found = _metadata(given_array, own, name) or _values(given_array, own, exact, task, name, capped=capped, nearby=error)
         if found is not None:
             return found
     return None
@@ -74,7 +75,7 @@ def _metadata(given: Array, own: Array, name: str) -> Difference | None:
     return None
 
 
-def _values(given: Array, own: Array, exact: Array, task: Task, name: str, *, capped: bool) -> Difference | None:
+def _values(given: Array, own: Array, exact: Array, task: Task, name: str, *, capped: bool, nearby: float) -> Difference | None:
     if not own.floating:
         return _whole_numbers(given, own, exact, task, name)
     got, right, own_values = given.values(), exact.values(), own.values()
@@ -92,7 +93,7 @@ def _values(given: Array, own: Array, exact: Array, task: Task, name: str, *, ca
             "non-finite", f"{name} is {got[where]} at {list(where)}, expected {right[where]:.6g}; unwritten or overflowed."
         )
     error = _distance(got, right, finite)
-    allowed = tolerance(own, exact, task, capped=capped)
+    allowed = tolerance(own, exact, task, capped=capped, nearby=nearby)
     wrong = finite & (error > allowed)
     if not wrong.any():
         return None
@@ -105,23 +106,26 @@ def _values(given: Array, own: Array, exact: Array, task: Task, name: str, *, ca
     )
 
 
-def worst_error(given: Array, own: Array, exact: Array, task: Task) -> tuple[float, float]:
+def worst_error(given: Array, own: Array, exact: Array, task: Task, nearby: float = 0.0) -> tuple[float, float]:
     """Return the largest error of an output that is right, and the largest as a share of what its element may be off by."""
     got, right = given.values(), exact.values()
     finite = np.isfinite(right) & np.isfinite(own.values())
     error = _distance(got, right, finite)
-    share = np.divide(error, tolerance(own, exact, task), where=finite, out=np.zeros_like(error))
+    share = np.divide(error, tolerance(own, exact, task, nearby=nearby), where=finite, out=np.zeros_like(error))
     return float(np.max(error, initial=0.0)), float(np.max(share, initial=0.0))
 
 
-def tolerance(own: Array, exact: Array, task: Task, *, capped: bool = True) -> np.ndarray:
-    """Return by how much each element may be off. capped: whether the multiple of the reference's own error is bounded."""
+def tolerance(own: Array, exact: Array, task: Task, *, capped: bool = True, nearby: float = 0.0) -> np.ndarray:
+    """Return by how much each element may be off.
+
+    capped: whether the multiple of the reference's own error is bounded. nearby: the least that this error is.
+    """
     right, own_values = exact.values(), own.values()
     finite = np.isfinite(right) & np.isfinite(own_values)
     size = np.abs(right, where=finite, out=np.zeros_like(right))
     scale = robust_scale(size[finite])
     relative = task.tolerance.get(own.dtype, RELATIVE[own.dtype])
-    own_error = float(np.max(_distance(own_values, right, finite), initial=0.0))
+    own_error = float(np.max(_distance(own_values, right, finite), initial=nearby))
     slack = OWN_ERROR[own.dtype] * own_error
     if capped:
         slack = min(slack, OWN_ERROR_AT_MOST[own.dtype] * relative * scale)

@@ -52,8 +52,8 @@ class Ready:
     """One case with everything to run and judge it.
 
     arguments: None for the next of inputs, else {'value': a plain value}. own: the reference in the case's dtype.
-    exact: in float64. kind: 'tensor' or 'tuple', what forward returns. work: multiplications of its products and convolutions,
-    where they were counted.
+    exact: in float64. kind: 'tensor' or 'tuple', what forward returns. errors: of each output of few elements the worst of own
+    with inputs nearby, else 0. work: multiplications of its products and convolutions, where they were counted.
     """
 
     case: Case
@@ -65,6 +65,7 @@ class Ready:
     own: Sequence[Array]
     exact: Sequence[Array]
     kind: str
+    errors: Sequence[float] = ()
     work: int = 0
 
 
@@ -237,7 +238,7 @@ def _check_error(task: Task, case: Case, error: str) -> None:
 
 def _ready(case: Case, answer: Mapping[str, Any], buffers: Sequence[bytes]) -> Ready:
     arrays = {kind: [_array(head, buffers) for head in answer[kind]] for kind in ("inputs", "parameters", "own", "exact")}
-    said: dict[str, Any] = {name: answer[name] for name in ("init", "names", "arguments", "kind")}
+    said: dict[str, Any] = {name: answer[name] for name in ("init", "names", "arguments", "kind", "errors")}
     return Ready(case, work=answer.get("work", 0), **{**said, **arrays})
 
 

@@ -125,9 +125,10 @@ def errors_of(outcome: Outcome, task: Task, order: Sequence[Ready]) -> dict[str,
     for run, ready in zip(outcome.message["runs"], order, strict=True):
         if ready.case.variation in task.fragile:
             continue
-        for given, own, exact in zip(outputs_of(run, outcome.buffers) or (), ready.own, ready.exact, strict=True):
+        outputs, errors = outputs_of(run, outcome.buffers) or (), ready.errors or [0.0] * len(ready.own)
+        for given, own, exact, nearby in zip(outputs, ready.own, ready.exact, errors, strict=True):
             if own.floating:
-                error, share = worst_error(given, own, exact, task)
+                error, share = worst_error(given, own, exact, task, nearby)
                 known = found.setdefault(ready.case.dtype, {"largest": 0.0, "share_of_allowed": 0.0})
                 known["largest"], known["share_of_allowed"] = max(known["largest"], error), max(known["share_of_allowed"], share)
     return found

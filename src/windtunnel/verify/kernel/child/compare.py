@@ -12,7 +12,7 @@ be off by; such errors are for the tiny sizes to find, where every element is co
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -35,10 +35,16 @@ class Leave:
     Attributes:
         special: what it gives where that is no finite number.
         digits: more of them than it has in its own dtype, however few these are.
+        errors: of each output, more than this error of the reference's allows.
     """
 
     special: bool = False
     digits: bool = False
+    errors: tuple[float, ...] = ()
+
+    def of(self, number: int) -> Leave:
+        """Return what is not demanded of one output."""
+        return replace(self, errors=self.errors[number : number + 1])
 
 
 def values_differ(
@@ -79,7 +85,8 @@ def values_differ(
     finite = right.isfinite() & mine.isfinite()
     zero = torch.zeros_like(right)
     error = torch.where(finite, (got - right).abs(), zero)
-    allowed, scale = _allowed(right, mine, finite, dtype_name(own), tolerance, capped=not leave.digits)
+    nearby = max(leave.errors, default=0.0)
+    allowed, scale = _allowed(right, mine, finite, dtype_name(own), tolerance, capped=not leave.digits, nearby=nearby)
     if coarse is not None:
         rounding = coarse if isinstance(coarse, Rounding) else _rounding(coarse, right, finite, scale)
         found = _coarser(error, rounding, scale, RELATIVE[dtype_name(own)], name)
@@ -169,13 +176,14 @@ def _allowed(
     tolerance: dict[str, float],
     *,
     capped: bool = True,
+    nearby: float = 0.0,
 ) -> tuple[torch.Tensor, float]:
-    """Return by how much each element may be off, and the mean magnitude. capped: see `compare.tolerance`."""
+    """Return by how much each element may be off, and the mean magnitude. capped, nearby: see `compare.tolerance`."""
     zero = torch.zeros_like(right)
     size, scale = torch.where(finite, right.abs(), zero), _scale(right, finite)
     relative = tolerance.get(dtype, RELATIVE[dtype])
     own_error = float(torch.where(finite, (mine - right).abs(), zero).max()) if right.numel() else 0.0
-    slack = OWN_ERROR[dtype] * own_error
+    slack = OWN_ERROR[dtype] * max(own_error, nearby)
     if capped:
         slack = min(slack, OWN_ERROR_AT_MOST[dtype] * relative * scale)
     return relative * (size + scale) + 2 * EPSILON[dtype] * size + slack + FLOOR[dtype], scale

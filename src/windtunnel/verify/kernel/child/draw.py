@@ -20,6 +20,8 @@ POSITIVE = ("running_var",)
 SMALL_VARIANCE = 1e-3  # of one channel, so that an epsilon of 1e-5 shows; not on a GPU: it magnifies what TF32 rounds off
 AT_THE_END = 8.0  # how much larger the last elements are where all have one sign: who leaves them out is seen
 DROPOUT = (torch.nn.modules.dropout._DropoutNd,)  # random, and so no part of what is judged
+FEW, NEARBY = 64, 24  # elements of an output; other inputs
+NEAR = 1e-3  # how far off these are: too little to change how well a result is determined, enough to round otherwise
 SHORT = 4  # dimensions whose last element is no rare one
 
 
@@ -90,6 +92,27 @@ class Drawn:
         wide = copy.deepcopy(self.model).float()
         outputs, kind = self._called(wide, [_copied(value, torch.float32) for value in inputs])
         return [output.to(self.dtype) if output.is_floating_point() else output for output in outputs], kind
+
+    @torch.no_grad()
+    def errors(self, inputs: list[Any], own: Sequence[torch.Tensor], exact: Sequence[torch.Tensor]) -> list[float]:
+        """Return of each output the reference's worst error in its dtype beside these inputs, 0 where it has many elements.
+
+        Of few elements the error with the inputs alone says little: one number may be right by luck to its last digit.
+        """
+        few = [mine.is_floating_point() and 0 < mine.numel() <= FEW for mine in own]
+        worst = [0.0] * len(few)
+        for _ in range(NEARBY if any(few) else 0):
+            near = [self._near(value) for value in inputs]
+            for at, (mine, right) in enumerate(zip(self.own(near)[0], self.exact(near), strict=True)):
+                if few[at] and mine.shape == own[at].shape:
+                    worst[at] = max(worst[at], float((mine.double() - right).abs().nan_to_num(0.0, 0.0, 0.0).max()))
+        return worst
+
+    def _near(self, value: Any) -> Any:
+        if not _floating(value):
+            return value
+        off = max(NEAR, 4 * torch.finfo(self.dtype).eps)
+        return value * (1 + off * (2 * torch.rand_like(value) - 1))
 
     def _called(self, model: torch.nn.Module, inputs: list[Any]) -> tuple[list[torch.Tensor], str]:
         """Return what a model gives. cuDNN's recurrent layers are one operation, in which products are neither seen nor cut."""

@@ -132,11 +132,17 @@ def compared(given: _Given, group: Group, variation: str, inputs: list[Any], own
     wrong = _judged(given, group, variation, inputs, own, exact, double=True)
     if wrong is None:
         return None
+    errors = tuple(group.drawn.errors(inputs, own, exact)) if wrong[0] in OF_VALUES else ()
+    if any(errors):
+        wrong = _judged(given, group, variation, inputs, own, exact, double=True, leave=Leave(errors=errors))
+        if wrong is None:
+            return None
     if variation == "plain":
         return Found(*wrong, False)
-    leave = Leave(special=group.finite and not finite, digits=group.is_rough(own, exact))
+    leave = Leave(special=group.finite and not finite, digits=group.is_rough(own, exact), errors=errors)
     return Found(
-        *wrong, leave != Leave() and _judged(given, group, variation, inputs, own, exact, double=True, leave=leave) is None
+        *wrong,
+        leave != Leave(errors=errors) and _judged(given, group, variation, inputs, own, exact, double=True, leave=leave) is None,
     )
 
 
@@ -290,7 +296,9 @@ class _Given:
             tolerance["float32"] = TF32_RELATIVE
         for number, (head, right, exact, rounding) in enumerate(zip(heads, owns, exacts, roundings, strict=True)):
             name = "The output" if self.kind == "tensor" else f"Output {number}"
-            found = _metadata(head, right, name) or self._values(head, right, exact, rounding, name, tolerance, leave)
+            found = _metadata(head, right, name) or self._values(
+                head, right, exact, rounding, name, tolerance, leave and leave.of(number)
+            )
             if found is not None:
                 return found
         return None

@@ -75,6 +75,7 @@ def _answer(
     answer["init"] = [plain(value) for value in drawn.init]
     answer["arguments"] = [None if isinstance(value, torch.Tensor) else {"value": plain(value)} for value in inputs]
     answer["kind"] = kind
+    answer["errors"] = drawn.errors(inputs, own, exact)
     return answer
 
 
