@@ -109,6 +109,10 @@ CHANGES = {
         ],
         "wrong-values",
     ),
+    "a second name for one": (
+        [(GAIN, f"{GAIN}\n        self._gain = self.gain"), ("x, self.gain, self.offset", "x, self._gain, self.offset")],
+        "accepted",
+    ),
     "a parameter of its own": ([(TABLE, f"{TABLE}\n        self.spare = nn.Parameter(torch.ones(3))")], "parameters-differ"),
     "parts of one larger tensor": (
         [(GAIN, f"{BOTH}\n        self.gain = nn.Parameter(both[0])"), (OFFSET, "self.offset = nn.Parameter(both[1])")],

@@ -219,7 +219,8 @@ def _matched(state: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) ->
             alike = [name for name in left if sound is len or sound(name) == sound(own)]
             if own not in found and alike and (len(alike) == 1 or sound is len):
                 found[own] = alike[0]
-    if any(isinstance(tensor, torch.nn.Parameter) and name not in found for name, tensor in state.items()):
+    held = {storage_of(state[name]) for name in found}  # a second name for one of them is no other parameter
+    if any(isinstance(tensor, torch.nn.Parameter) and storage_of(tensor) not in held for tensor in state.values()):
         raise refusal
     return found
 
