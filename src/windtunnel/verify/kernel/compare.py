@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -57,13 +57,14 @@ def difference(outputs: Sequence[Array], kind: str, ready: Ready, task: Task, *,
     errors = ready.errors or [0.0] * len(outputs)
     for number, (given_array, own, exact, error) in enumerate(zip(outputs, ready.own, ready.exact, errors, strict=True)):
         name = "the output" if ready.kind == "tensor" else f"output {number}"
-        found = _metadata(given_array, own, name) or _values(given_array, own, exact, task, name, capped=capped, nearby=error)
+        found = metadata(given_array, own, name) or _values(given_array, own, exact, task, name, capped=capped, nearby=error)
         if found is not None:
             return found
     return None
 
 
-def _metadata(given: Array, own: Array, name: str) -> Difference | None:
+def metadata(given: Array, own: Array, name: str) -> Difference | None:
+    """Return what is wrong with all of an output but its elements."""
     if given.shape != own.shape:
         return Difference("wrong-shape", f"{name} has shape {given.shape}, expected {own.shape}.")
     if given.dtype != own.dtype:
@@ -126,10 +127,15 @@ def tolerance(own: Array, exact: Array, task: Task, *, capped: bool = True, near
     scale = robust_scale(size[finite])
     relative = task.tolerance.get(own.dtype, RELATIVE[own.dtype])
     own_error = float(np.max(_distance(own_values, right, finite), initial=nearby))
-    slack = OWN_ERROR[own.dtype] * own_error
+    return allowed_of(size, scale, own_error, own.dtype, relative, capped=capped)
+
+
+def allowed_of(size: Any, scale: float, own_error: float, dtype: str, relative: float, *, capped: bool) -> Any:
+    """Return by how much each element may be off, by its magnitude (an array or a tensor); the rule at the top of this module."""
+    slack = OWN_ERROR[dtype] * own_error
     if capped:
-        slack = min(slack, OWN_ERROR_AT_MOST[own.dtype] * relative * scale)
-    return relative * (size + scale) + 2 * EPSILON[own.dtype] * size + slack + FLOOR[own.dtype]
+        slack = min(slack, OWN_ERROR_AT_MOST[dtype] * relative * scale)
+    return relative * (size + scale) + 2 * EPSILON[dtype] * size + slack + FLOOR[dtype]
 
 
 def is_rough(ready: Ready, task: Task) -> bool:
@@ -137,13 +143,18 @@ def is_rough(ready: Ready, task: Task) -> bool:
     return difference(ready.own, ready.kind, ready, task) is not None
 
 
-def robust_scale(sizes: np.ndarray) -> float:
-    """Return the mean magnitude, but of what is far above all else: a mask of -1e9 does not set the scale of what it leaves."""
-    top = sizes.max(initial=0.0)
+def robust_scale(sizes: Any) -> float:
+    """Return the mean magnitude, but of what is far above all else: a mask of -1e9 does not set the scale of what it leaves.
+
+    sizes: an array or a tensor of one dimension.
+    """
+    if not len(sizes):
+        return 0.0
+    top = float(sizes.max())
     rest = sizes[sizes < top / 2]
-    if 0 < rest.max(initial=0.0) < top / GAP:
+    if len(rest) and 0 < float(rest.max()) < top / GAP:
         sizes = rest
-    return float(sizes.mean()) if sizes.size else 0.0
+    return float(sizes.mean())
 
 
 def _distance(left: np.ndarray, right: np.ndarray, where: np.ndarray) -> np.ndarray:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from windtunnel.verify.kernel.child.tensors import dtype_name
-from windtunnel.verify.kernel.compare import EPSILON, FLAT_SHARE, FLOOR, GAP, OWN_ERROR, OWN_ERROR_AT_MOST, RELATIVE, Difference
+from windtunnel.verify.kernel.compare import FLAT_SHARE, RELATIVE, Difference, allowed_of, robust_scale
 
 COARSE_WORST = 2.0  # of the reference's worst error in TF32: how factors are grouped is the candidate's choice
 COARSE_AT_MOST = 0.05  # of the mean magnitude; beyond it the task is too badly conditioned to ask for more
@@ -153,17 +153,6 @@ def _coarser(error: torch.Tensor, rounding: Rounding, scale: float, relative: fl
     return Difference("wrong-values", f"{name} is off by {off:.2g} on average, where TF32 products would be by {of_tf32:.2g}.")
 
 
-def robust_scale(sizes: torch.Tensor) -> float:
-    """Return what `compare.robust_scale` does."""
-    if not sizes.numel():
-        return 0.0
-    top = float(sizes.max())
-    rest = sizes[sizes < top / 2]
-    if rest.numel() and 0 < float(rest.max()) < top / GAP:
-        sizes = rest
-    return float(sizes.mean())
-
-
 def _scale(right: torch.Tensor, finite: torch.Tensor) -> float:
     return robust_scale(right.abs()[finite])
 
@@ -183,10 +172,7 @@ def _allowed(
     size, scale = torch.where(finite, right.abs(), zero), _scale(right, finite)
     relative = tolerance.get(dtype, RELATIVE[dtype])
     own_error = float(torch.where(finite, (mine - right).abs(), zero).max()) if right.numel() else 0.0
-    slack = OWN_ERROR[dtype] * max(own_error, nearby)
-    if capped:
-        slack = min(slack, OWN_ERROR_AT_MOST[dtype] * relative * scale)
-    return relative * (size + scale) + 2 * EPSILON[dtype] * size + slack + FLOOR[dtype], scale
+    return allowed_of(size, scale, max(own_error, nearby), dtype, relative, capped=capped), scale
 
 
 def is_flat(own: torch.Tensor, exact: torch.Tensor, tolerance: dict[str, float]) -> bool:

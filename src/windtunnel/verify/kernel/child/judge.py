@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from windtunnel.verify.kernel.arrays import Buffer, row_major
+from windtunnel.verify.kernel.arrays import Array, Buffer
 from windtunnel.verify.kernel.child.clock import measure
 from windtunnel.verify.kernel.child.compare import (
     Leave,
@@ -31,9 +31,9 @@ from windtunnel.verify.kernel.child.compare import (
 from windtunnel.verify.kernel.child.draw import Drawn
 from windtunnel.verify.kernel.child.group import Group
 from windtunnel.verify.kernel.child.memory import giving_back
-from windtunnel.verify.kernel.child.tensors import dtype_name
+from windtunnel.verify.kernel.child.tensors import head_of
 from windtunnel.verify.kernel.child.turn import TIMING, Turns
-from windtunnel.verify.kernel.compare import OF_VALUES, RELATIVE
+from windtunnel.verify.kernel.compare import OF_VALUES, RELATIVE, metadata
 from windtunnel.verify.kernel.gpu_lock import gpu_lock_of
 from windtunnel.verify.kernel.hidden import WIDE
 from windtunnel.verify.sandbox import FILES_FROM
@@ -329,14 +329,9 @@ class _Given:
 
 
 def _metadata(head: dict[str, Any], right: torch.Tensor, name: str) -> tuple[str, str] | None:
-    shape, stride = tuple(head["shape"]), tuple(head["stride"])
-    if shape != tuple(right.shape):
-        return "wrong-shape", f"{name} has shape {shape}, expected {tuple(right.shape)}."
-    if head["dtype"] != dtype_name(right):
-        return "wrong-dtype", f"{name} has dtype {head['dtype']}, expected {dtype_name(right)}."
-    if stride not in (tuple(right.stride()), row_major(shape)):
-        return "wrong-stride", f"{name} has strides {stride}, expected {tuple(right.stride())}."
-    return None
+    given, own = (Array(one["dtype"], tuple(one["shape"]), tuple(one["stride"]), b"") for one in (head, head_of(right)))
+    found = metadata(given, own, name)
+    return None if found is None else (found.reason, found.message)
 
 
 def _given(data: Buffer, dtype: str, device: str) -> torch.Tensor:
