@@ -97,12 +97,19 @@ def in_its_own_process(name: str, out: Path) -> dict[str, Any]:
     return {"well": code == 0, "code": code, "seconds": seconds, "printed": text[-20_000:]}
 
 
+def gpu_devices() -> tuple[str, ...]:
+    """The files of all GPUs that are there."""
+    from windtunnel.verify.sandbox import files_of_gpu, gpu_numbers
+
+    return tuple(dict.fromkeys(path for number in gpu_numbers() for path in files_of_gpu(number) if Path(path).exists()))
+
+
 def machine() -> None:
     """What there is."""
     import torch
     import triton
 
-    from windtunnel.verify.sandbox import gpu_devices, landlock
+    from windtunnel.verify.sandbox import landlock
     from windtunnel.verify.sandbox.paths import readable_paths
 
     print(platform.platform(), f"{os.cpu_count()} cores, uid {os.getuid()}, python {platform.python_version()} in {sys.prefix}")
@@ -141,7 +148,7 @@ def _layer_by_layer(namespaces: bool) -> None:
 
     from windtunnel.verify.kernel.child.warm_gpu import warm
     from windtunnel.verify.kernel.gpu import LIMITS
-    from windtunnel.verify.sandbox import gpu_devices, outer
+    from windtunnel.verify.sandbox import outer
     from windtunnel.verify.sandbox.forking import fork_alone, with_folder
     from windtunnel.verify.sandbox.inner import Room, steps
     from windtunnel.verify.sandbox.paths import is_readable, readable_paths

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from windtunnel.verify.sandbox import Limits, MiB, Outcome, Sandbox, SandboxJob, gpu_devices
+from windtunnel.verify.sandbox import Limits, MiB, Outcome, Sandbox, SandboxJob, files_of_gpu, gpu_numbers
 
 pytestmark = pytest.mark.gpu
 CHILD = "windtunnel.verify.code.child"
@@ -32,7 +32,7 @@ def f():
 
 @pytest.fixture(scope="module")
 def sandbox() -> Iterator[Sandbox]:
-    with Sandbox(preload=("torch", "triton", CHILD), devices=gpu_devices()) as made:
+    with Sandbox(preload=("torch", "triton", CHILD), devices=files_of_gpu(gpu_numbers()[0])) as made:
         yield made
 
 

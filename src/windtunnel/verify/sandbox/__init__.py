@@ -1,7 +1,7 @@
 """Runs code that nobody trusts: a fresh child of a warm worker for each candidate, locked in as far as the kernel allows."""
 
 from .channel import Early, Kept, note
-from .devices import files_of_gpu, gpu_devices, gpu_numbers
+from .devices import files_of_gpu, gpu_numbers
 from .layers import Layers
 from .types import FILES_FROM, Limits, MiB, Outcome, Runner, SandboxJob
 from .worker import Sandbox
@@ -18,7 +18,6 @@ __all__ = [
     "Sandbox",
     "SandboxJob",
     "files_of_gpu",
-    "gpu_devices",
     "gpu_numbers",
     "note",
 ]

@@ -21,10 +21,3 @@ def gpu_numbers() -> tuple[int, ...]:
     ends = (name.removeprefix("nvidia") for name in os.listdir("/dev") if name.startswith("nvidia"))
     numbers = sorted(int(end) for end in ends if end.isdigit())
     return tuple(number for number in numbers if stat.S_ISCHR(Path(f"/dev/nvidia{number}").stat().st_mode))
-
-
-def gpu_devices() -> tuple[str, ...]:
-    """Return the files of all GPUs that are there."""
-    numbers = gpu_numbers()
-    found = dict.fromkeys(path for number in numbers for path in files_of_gpu(number))
-    return tuple(path for path in found if Path(path).exists())
