@@ -90,4 +90,5 @@ def parse_whole(text: str) -> list[Any]:
     """Return the expression that the whole text is. Without the box only what an anchor announces would be read."""
     from math_verify import parse
 
-    return parse(f"$\\boxed{{{text}}}$", parsing_timeout=None, extraction_mode="first_match")  # type: ignore[no-any-return]
+    found: list[Any] = parse(f"$\\boxed{{{text}}}$", parsing_timeout=None, extraction_mode="first_match")
+    return found

@@ -36,7 +36,7 @@ def compare_values(message: dict[str, Any], buffers: list[memoryview]) -> tuple[
 
 def _equal(gold: Any, found: Any, digits: int) -> bool | None:
     """Return whether two expressions have the same values; None: they have none that could be compared."""
-    import sympy  # type: ignore[import-untyped]
+    import sympy  # type: ignore[import-untyped]  # it has no annotations
 
     left, right = _plain(gold), _plain(found)
     if left is None or right is None:
@@ -61,7 +61,7 @@ def _equal(gold: Any, found: Any, digits: int) -> bool | None:
 
 def _plain(expression: Any) -> Any:
     """Return an expression with values: of `x = 3` the 3; None for sets, texts and other relations."""
-    import sympy  # type: ignore[import-untyped]
+    import sympy  # type: ignore[import-untyped]  # it has no annotations
 
     if isinstance(expression, sympy.Equality) and expression.lhs.is_Symbol:
         expression = expression.rhs

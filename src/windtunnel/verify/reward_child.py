@@ -96,7 +96,7 @@ def _call(function: Callable[..., Any], request: dict[str, Any]) -> dict[str, An
     except TypeError as error:
         signature = "wrong arguments" if "argument" in str(error) and "seconds" not in message else None
         message |= {"problem": _describe(error), "signature": signature, "raised": True}
-    except BaseException as error:
+    except BaseException as error:  # the user's function raises what it likes
         message |= {"problem": _describe(error), "raised": True, "memory": isinstance(error, MemoryError)}
     message.setdefault("seconds", 0.0)
     return message
@@ -108,7 +108,7 @@ def _number(value: Any) -> dict[str, Any]:
         return {"problem": f"it returns {kind if value is not None else 'None'}, not a number"}
     try:
         return {"value": repr(float(value)), "kind": kind}
-    except Exception as error:
+    except Exception as error:  # its own __float__
         return {"problem": f"it returns {kind}, not a number ({_describe(error)})"}
 
 

@@ -55,7 +55,7 @@ def program(message: dict[str, Any], buffers: list[memoryview]) -> Reply:
         if end.code not in (None, 0):
             raise
     # What Python does at the end of a program, and this process would leave out.
-    threading._shutdown()  # type: ignore[attr-defined]
+    threading._shutdown()  # type: ignore[attr-defined]  # no public name: it waits for the program's threads
     atexit._run_exitfuncs()
     _flush()
     with contextlib.suppress(Exception):
@@ -68,7 +68,7 @@ def _flush() -> None:
     """Write out what was printed, also before sys.stdout became something else."""
     for stream in (sys.stdout, sys.__stdout__):
         with contextlib.suppress(Exception):
-            stream.flush()  # type: ignore[union-attr]
+            stream.flush()  # type: ignore[union-attr]  # it may be None, or of the answer's class: whatever it raises is ignored
 
 
 def _load(message: dict[str, Any], name: str) -> types.ModuleType:
@@ -116,4 +116,5 @@ def _function(module: types.ModuleType, path: str) -> Callable[..., Any]:
             found = found()
     if not callable(found):
         raise NoFunction(path)
-    return found  # type: ignore[no-any-return]
+    function: Callable[..., Any] = found
+    return function

@@ -170,7 +170,7 @@ def _work(entry: str, *, lasting: bool = False) -> int:
     try:
         reply, out = _find(entry)(message, buffers)
         kind = "reply"
-    except BaseException as error:
+    except BaseException as error:  # a candidate's code raises what it likes, SystemExit too
         reply, out = describe(error), ()
     with contextlib.suppress(Exception):
         sys.stdout.flush()
@@ -186,7 +186,8 @@ def _work(entry: str, *, lasting: bool = False) -> int:
 
 def _find(entry: str) -> Callable[..., Any]:
     module, _, name = entry.partition(":")
-    return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
+    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return found
 
 
 def describe(error: BaseException) -> dict[str, Any]:
@@ -194,10 +195,10 @@ def describe(error: BaseException) -> dict[str, Any]:
     kind = type(error).__name__
     try:
         text = str(error)[:MOST_TRACEBACK]
-    except BaseException:
+    except BaseException:  # of the candidate's class, which may raise anything when it is asked for words
         text = "(its text raised too)"
     try:
         trace = "".join(traceback.format_exception(error, limit=-6))[-MOST_TRACEBACK:]
-    except BaseException:
+    except BaseException:  # as above
         trace = ""
     return {"error": f"{kind}: {text}", "type": kind, "traceback": trace}

@@ -7,7 +7,7 @@ import signal as signals
 from typing import Any
 
 from .channel import BadReply, Kept, read_phase, read_reply, read_spans
-from .types import Limits, MiB, Outcome
+from .types import Limits, MiB, Outcome, Status
 
 MEMORY_WORDS = ("MemoryError", "can't allocate memory", "Cannot allocate memory", "std::bad_alloc")
 
@@ -44,7 +44,7 @@ def judge_end(end: dict[str, Any], reply: int, log: int, limits: Limits, *, keep
     }
     stopped = _stopped(end, code, limits)
     if stopped:
-        return Outcome(stopped[0], stopped[1], **common)  # type: ignore[arg-type]
+        return Outcome(*stopped, **common)
     if code < 0:
         return Outcome("killed", f"crashed with {_signal_name(-code)}", **common)
     full = common["log_full"]
@@ -93,7 +93,7 @@ def _reply(body: dict[str, Any], buffers: tuple[bytes, ...], full: bool, limits:
     return Outcome("raised", error, message=message, **common)
 
 
-def _stopped(end: dict[str, Any], code: int, limits: Limits) -> tuple[str, str] | None:
+def _stopped(end: dict[str, Any], code: int, limits: Limits) -> tuple[Status, str] | None:
     if end["ended"] == "timeout":
         return "timeout", f"did not end within {limits.wall_seconds:g} s"
     if end["ended"] == "idle":

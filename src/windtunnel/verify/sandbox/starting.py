@@ -87,7 +87,7 @@ class Template:
         with self._lock:
             try:
                 return self._fork(control, prints)
-            except BaseException as error:
+            except BaseException as error:  # raised again, but for what a worker that ends makes of the socket
                 text = self._printed()
                 self._end()  # whatever it has said by now would be taken for the answer to the next order
                 if not isinstance(error, OSError | EOFError | ValueError):

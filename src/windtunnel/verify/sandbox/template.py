@@ -56,7 +56,7 @@ def _fork(orders: socket.socket, fds: list[int]) -> None:
         try:
             orders.close()
             _become_worker(*fds)
-        except BaseException:
+        except BaseException:  # a fork never returns into what its parent was doing
             traceback.print_exc()
         finally:
             os._exit(1)

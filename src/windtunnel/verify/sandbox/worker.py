@@ -205,7 +205,7 @@ class _Worker:
         self.jobs = 0
         try:
             self.process = template.fork(there, self.errors.fileno())
-        except BaseException:
+        except BaseException:  # raised again: an interrupt leaves nothing open either
             here.close()
             self._forget()
             raise
@@ -266,7 +266,8 @@ class _Worker:
         data = self.control.recv(MOST_MESSAGE)
         if not data:
             raise EOFError(f"it ended: {self._printed()}")
-        return json.loads(data)  # type: ignore[no-any-return]
+        answer: dict[str, Any] = json.loads(data)
+        return answer
 
     def _printed(self) -> str:
         return last_words(self.errors.fileno())

@@ -154,10 +154,10 @@ class _Resolved(ast.NodeTransformer):
         self.local = {a.arg for a in defined.args.args}
         self.local |= {n.id for n in ast.walk(defined) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
 
-    def visit_Name(self, node: ast.Name) -> ast.expr:
+    def visit_Name(self, node: ast.Name) -> ast.AST:
         return self._resolved(node)
 
-    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         return self._resolved(node)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
@@ -166,13 +166,13 @@ class _Resolved(ast.NodeTransformer):
             return self.generic_visit(node)
         return self.generic_visit(ast.copy_location(ast.Assign([node.target], node.value), node))
 
-    def _resolved(self, node: ast.expr) -> ast.expr:
+    def _resolved(self, node: ast.expr) -> ast.AST:
         path, root = [], node
         while isinstance(root, ast.Attribute):
             path.append(root.attr)
             root = root.value
         if not isinstance(root, ast.Name) or not isinstance(root.ctx, ast.Load):
-            return self.generic_visit(node)  # type: ignore[return-value]
+            return self.generic_visit(node)
         if root.id in self.local or (root.id in BUILTINS and self.scope.get(root.id) is getattr(builtins, root.id)):
             return node
         if root.id not in self.scope:

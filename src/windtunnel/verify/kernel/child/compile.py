@@ -165,7 +165,7 @@ class _Work:
             raise
         except _NotCompiled as error:
             raise Wrong(error.reason, f"{error} ({self.label}).") from None
-        except Exception as error:
+        except Exception as error:  # a compiler raises errors of many kinds
             raise Wrong("compile-error", f"a kernel does not compile: {why(error)} ({self.label}).") from None
 
 
@@ -217,7 +217,7 @@ def _in_time(name: str, seconds: float | None) -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_CPU, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
     try:
         yield
-    except Exception:
+    except Exception:  # raised again, but where it is the assembler that was ended
         if _cpu_seconds() - began >= seconds:
             raise _TooMuch("timeout", f"kernel {name} takes more than {seconds:.0f} s to compile") from None
         raise

@@ -56,7 +56,7 @@ def load_candidate(source: str) -> Any:
     sys.modules["candidate"] = module  # dataclasses look there
     try:
         spec.loader.exec_module(module)
-    except BaseException as error:
+    except BaseException as error:  # it raises what it likes, SystemExit too
         raise Wrong("import-failed", f"the module raised {said(error)} when it was imported.") from None
     return module
 
@@ -101,5 +101,5 @@ def said(error: BaseException) -> str:
         kind = f"{type(error).__name__}"
         text = " ".join(str(error).split())
         return f"{kind}: {text[:400]}" if text else kind
-    except BaseException:
+    except BaseException:  # of the candidate's class
         return f"{kind} (its text cannot be read)"

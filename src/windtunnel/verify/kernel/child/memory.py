@@ -51,7 +51,7 @@ def fenced(size: int, name: str, device: str) -> tuple[torch.Tensor, Fenced]:
     base = torch.full((end + FENCE,), FENCE_BYTE, dtype=torch.uint8, device=device)
     if not size:
         return torch.empty(0, dtype=torch.uint8, device=device), Fenced(name, base, FENCE, end)
-    own: torch.Tensor = from_dlpack(to_dlpack(base[FENCE:end]))  # type: ignore[no-untyped-call]
+    own: torch.Tensor = from_dlpack(to_dlpack(base[FENCE:end]))  # type: ignore[no-untyped-call]  # PyTorch annotates neither
     return own, Fenced(name, base, FENCE, end)
 
 

@@ -52,7 +52,7 @@ def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, 
             plans.append(json.dumps(session.plan(session.module(source), form)))
     except Wrong as wrong:
         return {"plans": plans, "wrong": {"reason": wrong.reason, "message": wrong.message}}, []
-    except BaseException as error:
+    except BaseException as error:  # host code raises what it likes, SystemExit too; so it is below
         return {"plans": plans, "wrong": {"reason": "raised", "message": f"the candidate raised {said(error)}."}}, []
     return {"plans": plans}, []
 
@@ -194,7 +194,7 @@ class _Session:
                         made = of(tensor)
                         if isinstance(tensor, torch.nn.Parameter):
                             made = torch.nn.Parameter(made, tensor.requires_grad)
-                        held[name] = made  # type: ignore[assignment]
+                        held[name] = made  # type: ignore[assignment]  # parameters into parameters, buffers into buffers
             _replaced(inner.__dict__, of, of_storage, set())
 
 

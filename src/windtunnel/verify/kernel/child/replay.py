@@ -146,6 +146,7 @@ class Replay:
     def view(self, tensor: Tensor) -> torch.Tensor:
         """Return the tensor that a plan describes, in this call's buffers."""
         made = torch.empty(0, dtype=getattr(torch, tensor.dtype), device=self.device)
+        # PyTorch's annotations know no set_ of an untyped storage; so it is below.
         return made.set_(self.memory[tensor.buffer].untyped_storage(), tensor.offset, tensor.shape, tensor.stride)  # type: ignore[call-overload, no-any-return]
 
     def choices(self) -> Iterator[tuple[int, Choice]]:
@@ -198,7 +199,7 @@ class Replay:
             try:
                 for inner in step.choice[at]:
                     self._step(inner)
-            except Exception as error:
+            except Exception as error:  # of any kind: the interpreter wraps what a kernel raises
                 if place == len(left) - 1 or not misfits(error):
                     raise
             else:

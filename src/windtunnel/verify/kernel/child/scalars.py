@@ -70,7 +70,7 @@ def _decided_later(values: list[Any]) -> list[Any]:
     return [value for value in values if isinstance(value, tl.tensor)] or values[-1:]
 
 
-class _AsCompiled(interpreter.ASTTransformer):  # type: ignore[misc]
+class _AsCompiled(interpreter.ASTTransformer):  # type: ignore[misc]  # Triton has no annotations: a base of any type
     """What the interpreter does to assignments, done to what a loop counts and what `a += b` binds too.
 
     `and` and `or` are as a compiler has them. `tl.static_range` counts constants.

@@ -32,7 +32,7 @@ def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, 
                 forms.append(_form(source, dtype, "meta"))
             except (RuntimeError, NotImplementedError):  # it asks for values, which take memory
                 forms.append(_form(source, dtype, "cpu"))
-        except Exception as error:
+        except Exception as error:  # the task's own code may raise anything; the parent decides what that means
             return {"wrong": f"{type(error).__name__}: {error}"[:500]}, []
     return {"forms": forms}, []
 

@@ -66,7 +66,7 @@ class TimedCalls:
                 self.replay.taken[number] = at
                 try:
                     known[at] = self._least()
-                except Exception as error:
+                except Exception as error:  # of any kind: the interpreter wraps what a kernel raises
                     if not misfits(error):
                         raise
             if not known:

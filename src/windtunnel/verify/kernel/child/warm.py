@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 @triton.jit
-def _double(x, y, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _double(x, y, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton takes an annotation for a type of its own
     at = tl.arange(0, BLOCK)
     tl.store(y + at, tl.sum(tl.load(x + at), axis=0) + tl.exp(tl.load(x + at)), mask=at < BLOCK)
 

@@ -9,7 +9,7 @@ WARM_FOR = 90
 
 
 @triton.jit
-def sum_of_product(x, y, z, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def sum_of_product(x, y, z, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton takes an annotation for a type of its own
     """Set z to the sum over rows of exp(x @ y), for squares of BLOCK."""
     at = tl.arange(0, BLOCK)
     square = at[:, None] * BLOCK + at[None, :]
