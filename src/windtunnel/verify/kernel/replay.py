@@ -8,9 +8,8 @@ from typing import Any
 
 from windtunnel.verify.kernel.arrays import Array, Buffer
 from windtunnel.verify.kernel.plan import Operation, Plan
-from windtunnel.verify.kernel.plan.check import writes
 from windtunnel.verify.kernel.plan.operations import work as work_of_operation
-from windtunnel.verify.kernel.plan.schema import launches_of
+from windtunnel.verify.kernel.plan.schema import TensorValue, launches_of
 from windtunnel.verify.kernel.prepared import Batch
 from windtunnel.verify.kernel.record import HostForm, form_of
 from windtunnel.verify.kernel.task import Task
@@ -84,6 +83,12 @@ def share(plan: Plan, work: int) -> float:
     """
     steps = list(zip(plan.steps, plan.times(), strict=True))
     theirs = sum(work_of_operation(step) * times for step, times in steps if isinstance(step, Operation))
-    given = sum(t.elements * times for step, times in steps for launch in launches_of(step) for t in writes(launch))
+    given = sum(
+        value.tensor.elements * times
+        for step, times in steps
+        for launch in launches_of(step)
+        for value in launch.arguments.values()
+        if isinstance(value, TensorValue)
+    )
     whole = max(work, theirs + given if not work else theirs)
     return round(1 - theirs / whole, 4) if whole else 1.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -365,13 +365,3 @@ def apart(tensor: Tensor) -> bool:
             return False
         reach += step * (extent - 1)
     return True
-
-
-def writes(step: Launch | Operation) -> Iterator[Tensor]:
-    """Yield the tensors that a step may write to: all that a launch is given."""
-    if isinstance(step, Operation):
-        yield from (tensor for tensor in step.results if tensor is not None)
-    else:
-        for value in step.arguments.values():
-            if isinstance(value, TensorValue):
-                yield value.tensor

@@ -6,10 +6,10 @@ What is named nowhere here is in no plan: operations that read values, draw rand
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 from windtunnel.verify.kernel.plan.language import words
-from windtunnel.verify.kernel.plan.schema import ListValue, Operation, Tensor, TensorValue, TupleValue, Value
+from windtunnel.verify.kernel.plan.places import tensors_in
+from windtunnel.verify.kernel.plan.schema import Operation, Tensor
 
 ALLOCATES = words("empty empty_like empty_strided new_empty new_empty_strided")  # no operations of a plan, but buffers
 SETS = words("zeros zeros_like new_zeros ones ones_like new_ones full full_like new_full zero_ fill_ scalar_tensor")
@@ -72,15 +72,7 @@ def sets_only(operation: Operation) -> bool:
 
 def tensors_of(operation: Operation) -> list[Tensor]:
     """Return the tensors among its arguments."""
-    return [*_tensors(operation.arguments), *_tensors(operation.keywords.values())]
-
-
-def _tensors(values: Iterable[Value]) -> Iterable[Tensor]:
-    for value in values:
-        if isinstance(value, TensorValue):
-            yield value.tensor
-        elif isinstance(value, ListValue | TupleValue):
-            yield from _tensors(value.list if isinstance(value, ListValue) else value.tuple)
+    return list(tensors_in((*operation.arguments, *operation.keywords.values())))
 
 
 def work(operation: Operation) -> int:
