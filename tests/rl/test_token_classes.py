@@ -11,10 +11,11 @@ import pytest
 import torch
 from runs import new_run, series
 
-from windtunnel.data import Prompt
+from windtunnel.data import Prompt, PromptFile
 from windtunnel.recipe import GRPO, RewardSource
 from windtunnel.rl import Reward, Sample, combine_verdicts, group_advantages, micro_batches, train_policy
-from windtunnel.rl.rollouts import plan_tokens
+from windtunnel.rl.kept_rounds import Answered, KeptRounds
+from windtunnel.rl.rollouts import Round, plan_tokens
 from windtunnel.verify import Verdict, accept, broken, plan_ends, refuse, speed_reward
 
 SOURCES = [
@@ -109,6 +110,25 @@ def test_plans_that_were_not_timed_teach_nothing_and_the_code_goes_on():
     assert whole_loss(samples, stage(loss="dapo")) == pytest.approx(-(2 * 0.5 + 2 * -0.5) / 4, abs=1e-7)
     only_plans = [sample(4, 2, math.nan, 1.0), sample(3, 1, math.nan, -1.0)]
     assert whole_loss(only_plans, stage(loss="dapo")) == pytest.approx(-(2 * 0.1 - 1 * 0.1) / 3, abs=1e-7)
+
+
+def test_a_round_that_was_answered_ahead_keeps_its_classes(tmp_path: Path):
+    class File(PromptFile):
+        def __init__(self) -> None: ...
+
+        def prompt(self, number: int) -> Prompt:
+            return Prompt(number, np.arange(3), "p", None, {})
+
+    group = (sample(4, 2, 0.5, 1.0), sample(3, 1, -0.5, math.nan))
+    kept = KeptRounds(tmp_path, 0, 1, File(), lambda: (), 1)
+    kept.write(1, 0, Answered(Round((group,), (), 0.0, 0, 1.0, 0.5), 0, 1))
+    found = kept.read(1, 0, 0)
+    assert found is not None
+    first, second = found.found.samples
+    assert (first.plan_tokens, first.plan_advantage) == (2, 1.0)
+    assert second.plan_tokens == 1
+    assert math.isnan(second.plan_advantage)
+    assert whole_loss([first, second], stage()) == whole_loss(list(group), stage())
 
 
 def test_without_classes_a_plan_is_like_any_other_token():

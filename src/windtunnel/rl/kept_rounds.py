@@ -18,7 +18,7 @@ from windtunnel.files import write_atomic
 from .judges import Reward
 from .rollouts import Round, Sample
 
-FORMAT = 2
+FORMAT = 3
 BEHIND = 64
 """Rounds behind the learner whose files stay in any case: a checkpoint that needs them may still be on its way to the disk."""
 
@@ -97,7 +97,8 @@ class KeptRounds:
             yield int(path.name.partition("-")[2].partition(".")[0]), path
 
 
-_SAMPLE = ("number", "text", "cut", "version", "advantage")
+_APART = ("prompt", "tokens", "log_probabilities", "reward", "versions")
+_SAMPLE = tuple(f.name for f in fields(Sample) if f.name not in _APART)
 _ROUND = tuple(f.name for f in fields(Round) if f.name not in ("groups", "dropped"))
 
 

@@ -213,7 +213,8 @@ class Learner:
         # By the schedule none is older; were one, learning from it would go unseen.
         oldest = self.inner.job.optimizer.steps - self._stage.overlap * self._stage.updates
         groups = tuple(
-            tuple(s if s.version >= oldest else replace(s, advantage=math.nan) for s in group) for group in found.groups
+            tuple(s if s.version >= oldest else replace(s, advantage=math.nan, plan_advantage=math.nan) for s in group)
+            for group in found.groups
         )
         return replace(found, groups=groups)
 
