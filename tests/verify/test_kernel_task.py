@@ -10,7 +10,7 @@ from windtunnel.recipe import UserError
 from windtunnel.verify.kernel.guess import guessed_sizes, related_sizes
 from windtunnel.verify.kernel.prepared import settled
 from windtunnel.verify.kernel.task import load_task, task_from_source, with_numbers
-from windtunnel.verify.sandbox.types import Outcome, SandboxJob, Status
+from windtunnel.verify.sandbox.types import Outcome, Runner, SandboxJob, Status
 
 SOURCE = """\
 import torch
@@ -212,6 +212,36 @@ def test_a_reference_that_does_not_end_is_said_so_after_one_trial() -> None:
     assert "does not end at tiny sizes (used more than 30 s of CPU time)" in raised.value.message
     assert raised.value.fix
     assert runner.runs == 1
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words", "runs"),
+    [
+        ("import torch\n", "import torch\nimport not_there\n", "cannot be imported: ModuleNotFoundError: No module named", 1),
+        ("return torch.relu(x)", "import not_there", "cannot be imported: ModuleNotFoundError: No module named", 1),
+        ("torch.relu(x)", "torch.relu(not_there)", "fails at size tiny in float32: NameError: name 'not_there'", None),
+    ],
+)
+def test_what_no_size_helps_is_said_without_a_word_of_sizes(before: str, after: str, words: str, runs: int | None) -> None:
+    with kernel_box() as box:
+        runner = Counted(box)
+        with pytest.raises(UserError) as raised:
+            settled(task_from_source(SOURCE.replace(before, after, 1), name="gate"), runner)
+    assert words in raised.value.message
+    assert "size was found" not in raised.value.message
+    assert "TASK" not in (raised.value.fix or "")
+    assert runs in (None, runner.runs)
+
+
+class Counted:
+    """Counts what another runs."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner, self.runs = runner, 0
+
+    def run(self, job: SandboxJob) -> Outcome:
+        self.runs += 1
+        return self.runner.run(job)
 
 
 def test_where_answers_are_too_large_only_smaller_sizes_are_tried() -> None:

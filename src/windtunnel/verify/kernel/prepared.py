@@ -39,6 +39,14 @@ class TooManyParameters(TooLarge):
         self.size = size
 
 
+class CannotImport(UserError):
+    """The file imports what is not there: no size of its numbers helps."""
+
+
+class Fails(UserError):
+    """The reference raises at a size."""
+
+
 class NoTinySize(UserError):
     """The interpreter cannot run the reference at any size that was made for it; a GPU may run it at its own."""
 
@@ -136,6 +144,8 @@ def prepare(task: Task, runner: Runner, cases: Sequence[Case], count: bool = Fal
         if "dropped" in answer:
             dropped[case.label()] = answer["dropped"]
         elif "error" in answer:
+            if answer["import"]:
+                raise _cannot_import(task, answer["error"])
             _check_error(task, case, answer["error"])
             dropped[case.label()] = answer["error"]
         else:
@@ -153,9 +163,10 @@ def settled(task: Task, runner: Runner) -> Task:
 
     Raises:
         NoTinySize: none is.
-        UserError: the reference does not end.
+        UserError: the reference does not end, or it cannot be imported.
     """
     problem, too_large, wished = "none was tried", math.inf, wished_elements(task.source)
+    problems: set[str] = set()
     spare: Task | None = None  # small enough, though not as small as wished
     least = math.inf  # work of the spare one
     parameters = 0  # bytes, of a reference that has too many
@@ -171,8 +182,11 @@ def settled(task: Task, runner: Runner) -> Task:
                 if spare is not None:
                     return spare
                 raise
+            except CannotImport:
+                raise
             except UserError as error:
                 problem = error.message
+                problems.add(problem if isinstance(error, Fails) else "")
                 if isinstance(error, TooManyParameters):
                     if error.size > parameters / 2 > 0:
                         raise _no_tiny_size(task, problem) from None  # sizes inside its code
@@ -181,6 +195,7 @@ def settled(task: Task, runner: Runner) -> Task:
                 break
             elements = {ready.case.size: sum(array.raw().size for array in ready.own) for ready in batch.ready}
             problem = f"its output still has {max(elements.values()):,} elements"
+            problems.add("")
             if elements["tiny"] > MOST_ELEMENTS:
                 too_large = cap
                 break
@@ -201,7 +216,17 @@ def settled(task: Task, runner: Runner) -> Task:
             break
     if spare is not None:
         return spare
+    if len(problems) == 1 and "" not in problems:
+        # The same words at every size: the sizes are not what is wrong.
+        raise NoTinySize(problem, "make the file's Model(*get_init_inputs())(*get_inputs()) run in PyTorch, on a CPU too")
     raise _no_tiny_size(task, problem)
+
+
+def _cannot_import(task: Task, error: str) -> CannotImport:
+    return CannotImport(
+        f"task {task.name}: the file cannot be imported: {error}",
+        "install the package where windtunnel is, or put into the file what it takes from files beside it: it is judged alone",
+    )
 
 
 def _no_tiny_size(task: Task, problem: str) -> NoTinySize:
@@ -230,7 +255,7 @@ def _check_error(task: Task, case: Case, error: str) -> None:
     """Raise UserError for an error of the task; a ragged size that was guessed may not suit the reference."""
     if case.size.endswith("ragged") or case.variation != "plain":
         return
-    raise UserError(
+    raise Fails(
         f"task {task.name}: its reference fails at size {case.size} in {case.dtype}: {error}",
         f"make Model, get_inputs and get_init_inputs run there, or set TASK['sizes']['{case.size}'] or TASK['dtypes']",
     )

@@ -17,7 +17,8 @@ MOST_PARAMETERS = 90 << 20  # bytes; they go to the parent with each case, which
 def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, Any], list[Buffer]]:
     """Run the reference on cases.
 
-    A case whose reference cannot be computed has 'error'; one whose values are not finite where plain's are has 'dropped'.
+    A case whose reference cannot be computed has 'error', and in 'import' whether what it imports is missing; one whose values
+    are not finite where plain's are has 'dropped'.
 
     Args:
         message: sources by size, cases, seed, fixed, count.
@@ -50,7 +51,7 @@ def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, 
             if message["count"] and "own" in answers[-1]:
                 answers[-1]["work"] = _work(groups[key], groups[key].inputs(case, message["seed"] + 1 + number))
         except Exception as error:  # the task's own code may raise anything; the parent decides what that means
-            answers.append({"error": f"{type(error).__name__}: {error}"[:500]})
+            answers.append({"error": f"{type(error).__name__}: {error}"[:500], "import": isinstance(error, ImportError)})
     return {"cases": answers}, out
 
 
