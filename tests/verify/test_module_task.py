@@ -69,6 +69,30 @@ def test_sizes_that_are_written_out_get_names_so_that_others_can_be_tried() -> N
     assert (plain.guessed, dict(plain.sizes)) == (False, {"tiny": {}})
 
 
+@pytest.mark.parametrize(
+    "below",
+    [
+        'model = Scaled(1 << 40).cuda()\nexample_inputs = (torch.randn(8, 1 << 40, device="cuda"),)\n',
+        "x = torch.randn(8, 1 << 40)\nmodel = Scaled(1 << 40).eval()\nexample_inputs = [\n    x,\n]\n",
+        "inputs = torch.randn(8, 1 << 40); model = Scaled(1 << 40)  # on one line\n",
+    ],
+)
+def test_the_files_own_instance_and_inputs_are_read_and_not_made(below: str) -> None:
+    for task in tasks_of_module(SCALED + below, "scaled", "scaled.py"):
+        space: dict[str, Any] = {"__name__": "task"}
+        exec(compile(task.source, "task", "exec"), space)
+        assert space["get_init_inputs"]() == [1 << 40]
+
+
+def test_what_else_is_done_with_an_instance_stays() -> None:
+    below = "WIDTH = 32\nx = torch.zeros(8, WIDTH)\nmodel = Scaled(x.shape[1])\nexample_inputs = (x,)\nmodel.eval()\n"
+    first, _ = tasks_of_module(SCALED + below, "scaled", "scaled.py")
+    model, inputs, given = run(first.source)
+    assert "model.eval()" in first.source
+    assert "example_inputs" not in first.source
+    assert (given, model(*inputs).shape) == ([32], (8, 32))
+
+
 def test_files_in_kernelbenchs_form_are_taken_as_they_are() -> None:
     source = SCALED.replace("Scaled", "Model") + "N = 32\n\n\ndef get_inputs():\n    return [torch.randn(N)]\n\n\n"
     source += "def get_init_inputs():\n    return [N]\n"
@@ -87,6 +111,7 @@ def test_a_module_called_model_needs_its_inputs_alone() -> None:
     ("source", "options", "words"),
     [
         ("def f(:", {}, "not Python"),
+        (SCALED + "return\n", {}, "'return' outside function"),
         (HEAD, {}, "no class that derives from torch.nn.Module"),
         (SCALED + "class Other(nn.Module):\n    pass\n", {}, "several modules: Scaled, Other"),
         (SCALED, {"module": "Scled"}, "there is no class Scled"),

@@ -6,6 +6,8 @@ The file is parsed, never run: what is missing is written below it, as text.
 from __future__ import annotations
 
 import ast
+import symtable
+from collections.abc import Collection
 from dataclasses import replace
 
 from windtunnel.recipe import UserError
@@ -36,6 +38,7 @@ def tasks_of_module(
     """
     try:
         tree = ast.parse(source)
+        compile(tree, where, "exec")  # finds more than the parser: a return outside of functions
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise UserError(f"{where}: not Python ({error})", "give the file of a PyTorch module") from None
     defined = {node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
@@ -44,9 +47,10 @@ def tasks_of_module(
     chosen = _chosen(tree, module, where)
     asked = _asked(tree, inputs, where)
     made = _by_place(tree, chosen, _arguments("--init", init) if init is not None else _made(tree, chosen, where))
-    plain = f"{source}\n\n{_written(chosen, asked, made)}"
+    kept = _without_examples(source, tree, chosen, ast.unparse(asked), ast.unparse(made))
+    plain = f"{kept}\n\n{_written(chosen, asked, made)}"
     sizes = _Sizes()
-    lifted = f"{source}\n\n{sizes.assigned(asked, made)}{_written(chosen, sizes.visit(asked), sizes.visit(made))}"
+    lifted = f"{kept}\n\n{sizes.assigned(asked, made)}{_written(chosen, sizes.visit(asked), sizes.visit(made))}"
     first = task_from_source(lifted, name=name, where=where)
     if "tiny" in first.sizes:
         return [first]
@@ -88,10 +92,8 @@ def _asked(tree: ast.Module, inputs: str | None, where: str) -> ast.expr:
 def _made(tree: ast.Module, chosen: str, where: str) -> ast.Call:
     """Return the arguments of the constructor: of an instance at module level, of get_init_inputs, or none."""
     for node in tree.body:
-        value = getattr(node, "value", None)
-        while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):  # MyModule(64).eval()
-            value = value.func.value
-        if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == chosen:
+        value = _instance(node, chosen)
+        if value is not None:
             return value
     if any(isinstance(node, ast.FunctionDef) and node.name == "get_init_inputs" for node in tree.body):
         starred = ast.Starred(ast.Call(ast.Name("get_init_inputs", ast.Load()), [], []), ast.Load())
@@ -105,6 +107,63 @@ def _made(tree: ast.Module, chosen: str, where: str) -> ast.Call:
                 fix = f"make one at module level, model = {chosen}(256), or give --init '256'"
                 raise UserError(f"{where}: {chosen} takes {needed} argument{'s' * (needed > 1)} that the file does not give", fix)
     return ast.Call(ast.Name(chosen, ast.Load()), [], [])
+
+
+def _instance(node: ast.stmt, chosen: str) -> ast.Call | None:
+    """Return the call by which a statement makes an instance."""
+    value = getattr(node, "value", None)
+    while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):  # MyModule(64).eval()
+        value = value.func.value
+    made = isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == chosen
+    return value if made and isinstance(value, ast.Call) else None
+
+
+def _without_examples(source: str, tree: ast.Module, chosen: str, *written: str) -> str:
+    """Return the file without its own instance and inputs, which are written anew below, unless something else needs them.
+
+    They have their full sizes, for which a sandbox may lack the memory, and may be put on a GPU that is not there.
+    """
+    tensors = _WrittenOut(tree).made
+    kept, gone = list(tree.body), list[ast.stmt]()
+    while True:
+        used = _globals_of("\n".join([*map(ast.unparse, kept), *written]))
+        more = [node for node in kept if _is_example(node, chosen, tensors) and not _assigned(node) & used]
+        if not more:
+            break
+        kept, gone = [node for node in kept if node not in more], [*gone, *more]
+    lines: list[str] = source.splitlines(keepends=True)
+    shared = {line for node in kept for line in _lines_of(node)}
+    dropped = {line for node in gone for line in _lines_of(node)} - shared
+    return "".join(line for number, line in enumerate(lines, 1) if number not in dropped)
+
+
+def _is_example(node: ast.stmt, chosen: str, tensors: Collection[str]) -> bool:
+    names = _assigned(node)
+    return bool(names) and (_instance(node, chosen) is not None or names <= {*INPUTS, *tensors})
+
+
+def _assigned(node: ast.stmt) -> set[str]:
+    """Return the names that a statement assigns, where it assigns nothing else."""
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    names = [target.id for target in targets if isinstance(target, ast.Name)]
+    return set(names) if len(names) == len(targets) else set()
+
+
+def _globals_of(source: str) -> set[str]:
+    """Return the names of module level that a source uses, in functions and classes too."""
+
+    def inside(table: symtable.SymbolTable) -> set[str]:
+        own = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_global()}
+        return own.union(*map(inside, table.get_children()))
+
+    top = symtable.symtable(source, "task", "exec")
+    own = {symbol.get_name() for symbol in top.get_symbols() if symbol.is_referenced()}
+    return own.union(*map(inside, top.get_children()))
+
+
+def _lines_of(node: ast.stmt) -> range:
+    first = min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", ()))])
+    return range(first, (node.end_lineno or node.lineno) + 1)
 
 
 def _arguments(option: str, text: str) -> ast.Call:
