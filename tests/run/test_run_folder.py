@@ -116,6 +116,31 @@ def test_rates_may_be_lowered_and_what_changed_is_known(tmp_path: Path) -> None:
     assert again.recipe.pretrain.optimizer.matrix_lr == 0.001
 
 
+def test_values_with_which_nothing_was_saved_are_taken_back(tmp_path: Path) -> None:
+    make(tmp_path, "model.depth=4", "budget.steps=10").close()
+    path = newest_run(tmp_path)
+    own = path / "recipe.yaml"
+
+    def opened(steps: int) -> RunFolder:
+        return RunFolder.open(path, load_recipe(str(own), [f"budget.steps={steps}"]), write=True)
+
+    before = own.read_bytes()
+    with opened(20) as run:
+        run.update(changes=[{"time": 0.0, "changes": run.changes}])
+        (run.checkpoints_dir / "step-00000004.tmp-1-2").mkdir()
+        assert run.take_back()
+        assert not run.take_back()
+    assert own.read_bytes() == before
+    assert RunFolder.open(path).manifest["changes"] == []
+    with opened(30) as run:
+        (run.checkpoints_dir / "step-00000004").mkdir()
+        assert not run.take_back()
+    assert RunFolder.open(path).recipe.budget.steps == 30
+    with opened(40) as run:
+        run.leave("nothing was trained")
+    assert RunFolder.open(path).recipe.budget.steps == 30
+
+
 def test_a_damaged_manifest_is_mended_from_its_copy(tmp_path: Path) -> None:
     with make(tmp_path) as run:
         run.finish("done", "budget: 10 steps")

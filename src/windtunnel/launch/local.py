@@ -115,6 +115,8 @@ def _on_nodes(
             with run:
                 code = _train(run, view, options, as_json=as_json, isolated=isolated, output=output)
         except BaseException as error:
+            if isinstance(error, Exception) and run.take_back():
+                view.say(f"taken back, since nothing was saved with it: {'; '.join(run.changes)}")
             raise _ended(run.path, error, view) from None
         _learn(run.path)
         if not isolated:  # whoever asked for that has more to say about the run first

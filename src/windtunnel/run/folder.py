@@ -63,6 +63,7 @@ class RunFolder:
         self.path, self.recipe, self.manifest = path, recipe, manifest
         self._lock: RunLock | None = None
         self.changes: list[str] = []
+        self._before: tuple[dict[str, bytes], set[str]] | None = None  # recipes and checkpoints when it was opened
 
     @classmethod
     def create(
@@ -131,6 +132,9 @@ class RunFolder:
             run.lock()
             try:
                 (path / STOP_FILE).unlink(missing_ok=True)  # of an earlier session
+                if run.changes:
+                    recipes = {name: (path / name).read_bytes() for name in ("recipe.yaml", JOB) if (path / name).exists()}
+                    run._before = recipes, run._checkpoint_names()
                 write_atomic(path / "recipe.yaml", dump_recipe(anchored(run.recipe)))
                 if run.manifest["status"] != "running":  # what a kill leaves, and the process that opened it just before
                     run.manifest["resumed_from"] = {name: run.manifest.get(name) for name in ("status", "reason")}
@@ -195,8 +199,25 @@ class RunFolder:
         """Record how the run ended and why. Raises OSError."""
         self.update(status=status, reason=reason, ended=time.time())
 
+    def take_back(self) -> bool:
+        """Bring back the recipe from before `open` changed it, if no checkpoint was made since; whether that was done.
+
+        What ended a session may be the very value that was changed: kept, it would end every later one too. Raises OSError.
+        """
+        if self._before is None or self._checkpoint_names() - self._before[1]:
+            return False
+        for name, content in self._before[0].items():
+            write_atomic(self.path / name, content)
+        self._before = None
+        self.manifest = read_manifest(self.path)
+        told = self.manifest.get("changes", [])
+        if told and told[-1].get("changes") == self.changes:
+            self.update(changes=told[:-1])
+        return True
+
     def leave(self, why: str) -> None:
         """Undo `open(write=True)`: nothing was trained, so a run that had ended has still ended as it did. Raises OSError."""
+        self.take_back()
         stood = self.manifest.pop("resumed_from", None)
         self.update(**(stood or {"status": "stopped", "reason": why}))
 
@@ -216,6 +237,9 @@ class RunFolder:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def _checkpoint_names(self) -> set[str]:
+        return {path.name for path in self.checkpoints_dir.glob("step-*") if ".tmp-" not in path.name}
 
     def _save(self) -> None:
         write_json(self.path / BACKUP, self.manifest)
