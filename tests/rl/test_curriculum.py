@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from runs import DIGITS, new_run, rounds, series
 
 from windtunnel.data import PromptFile, PromptLoader, prepare
+from windtunnel.launch import Options, run_training
 from windtunnel.recipe import CharacterTokenizer, Curriculum, PromptCorpus, UserError, load_recipe
 from windtunnel.rl import Levels, Reward, Round, Sample, train_policy
 
@@ -112,6 +114,22 @@ def test_prompts_without_a_level_are_named(tmp_path: Path):
         Levels(Curriculum(), loader)
     with pytest.raises(UserError, match=r"no number as 'grade'.*None"):
         Levels(Curriculum(key="grade"), loader)
+
+
+def test_without_levels_no_engine_is_started_and_the_run_keeps_its_own_values(tmp_path: Path):
+    run = new_run(tmp_path, "stages.rl.answers=null", "stages.rl.engine=transformers", "budget.steps=2")
+    said: list[str] = []
+
+    def go_on(*sets: str) -> int:
+        view = SimpleNamespace(say=said.append, update=lambda snapshot: None, close=lambda: None)
+        return run_training(load_recipe(run / "recipe.yaml", sets), Options(run=run, resume=True, yes=True), view)
+
+    with pytest.raises(UserError, match="prompts have no number as 'level'"):
+        go_on("stages.rl.curriculum={bar: 0.5}")
+    assert not list((run / "logs").glob("engine-*"))
+    assert "taken back, since nothing was saved with it: stages.rl.curriculum" in "\n".join(said)
+    assert go_on() == 0
+    assert sorted(series(run, "loss")) == [1, 2]
 
 
 def test_a_killed_run_goes_on_at_its_level_bit_for_bit(tmp_path: Path):

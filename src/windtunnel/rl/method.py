@@ -21,6 +21,7 @@ from windtunnel.model import NewRows, hf_shape
 from windtunnel.recipe import GRPO, HuggingFaceModel, PromptCorpus, Recipe, UserError
 from windtunnel.train import Ask, ByCopy, Engine, Feed, HeldOutAnswers, HFEngine, Ranks, Work, Writer, build_hf_engine, train
 
+from .curriculum import prompt_levels
 from .drift import Drift
 from .engine_share import engines_of
 from .in_turn import InTurn
@@ -55,16 +56,21 @@ class Reinforcement:
         assert isinstance(stage, GRPO)
         assert isinstance(model, HuggingFaceModel)
         prompts = _prompts(data, stage, "train")
+        if stage.curriculum is not None:
+            prompt_levels(prompts, stage.curriculum.key, stage.name or "rl")  # refused before judges and engines are started
         loader = PromptLoader(prompts, prompts=stage.prompts, seed=recipe.seed, rank=ranks.rank, world=ranks.world)
         own = data.tokenizer
         feed = Feed(PromptBatches(loader), lambda: (), own.vocab, own.token_bytes(), NewRows.of(own))
         with contextlib.ExitStack() as stack:
             rewards = stack.enter_context(_judges(stage, ranks, work.run.path))
-            inner = build_hf_engine(recipe, work.layout, ranks, feed, hf_shape(model.config).raw)
-            rounds = _rounds(work, inner, stage, rewards, loader)
-            # Built: from here on the learner closes the judges. Had it failed, the stack would have.
+            inner = stack.enter_context(
+                contextlib.closing(build_hf_engine(recipe, work.layout, ranks, feed, hf_shape(model.config).raw))
+            )
+            rounds = stack.enter_context(contextlib.closing(_rounds(work, inner, stage, rewards, loader)))
+            learner = Learner(inner, stage, ranks, rewards, rounds, rollouts=work.run.path / ROLLOUTS)
+            # Built: from here on the learner closes all of them. Had it failed, the stack would have.
             stack.pop_all()
-        return Learner(inner, stage, ranks, rewards, rounds, rollouts=work.run.path / ROLLOUTS)
+        return learner
 
     @contextlib.contextmanager
     def ask(self, work: Work, engine: Engine) -> Iterator[Ask | None]:
