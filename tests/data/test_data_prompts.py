@@ -129,6 +129,15 @@ def test_bad_records_are_named(tmp_path: Path, record: dict[str, Any], message: 
         prepare(recipe(CharacterTokenizer(), files=[str(path)]), tmp_path / "cache")
 
 
+def test_another_right_answer_is_other_data(tmp_path: Path) -> None:
+    made = {}
+    for changed in ({}, {"answer": "seven"}, {"level": 9}):
+        records = [record | (changed if number == 7 else {}) for number, record in enumerate(RECORDS)]
+        path = lines(tmp_path / "p.jsonl", records)
+        made[str(changed)] = prepare(recipe(CharacterTokenizer(), files=[str(path)]), tmp_path / "cache").checksum
+    assert len(set(made.values())) == 3
+
+
 def test_damaged_records_are_found(tmp_path: Path) -> None:
     wanted = recipe(CharacterTokenizer(), files=[str(lines(tmp_path / "p.jsonl", RECORDS))])
     made = prepare(wanted, tmp_path / "cache")

@@ -66,8 +66,8 @@ class PreparedData:
 
     bytes_per_token: UTF-8 bytes of text over all tokens, BOS included. skipped: characters outside the
     alphabet and how often each was left out. fingerprint: of what the data was made from. checksum: of the
-    tokens themselves, the same on every machine. test: of theses, the split that is only looked at in the end.
-    facts: of theses, what was read, kept and rejected (see `Sorted.facts`).
+    tokens themselves, of prompts their answers too, the same on every machine. test: of theses, the split that is only
+    looked at in the end. facts: of theses, what was read, kept and rejected (see `Sorted.facts`).
     """
 
     folder: Path
@@ -302,7 +302,7 @@ def _open(folder: Path, reused: bool) -> PreparedData:
         bytes=train.bytes + validation.bytes,
         skipped=meta["skipped"],
         fingerprint=meta["fingerprint"],
-        checksum=_checksum(splits),
+        checksum=_checksum(splits, records=meta["corpus"] == "prompts"),
         seconds=meta["seconds"],
         notes=meta["notes"],
         reused=reused,
@@ -327,8 +327,10 @@ def _file(folder: Path, name: str, split: Split, meta: dict[str, Any]) -> TokenF
     return TokenFile(path, split.dtype, split.tokens, vocab)
 
 
-def _checksum(splits: dict[str, Split]) -> str:
-    return hashlib.sha256(" ".join(split.checksum for split in splits.values()).encode()).hexdigest()[:32]
+def _checksum(splits: dict[str, Split], *, records: bool) -> str:
+    # By its tokens alone a prompt with another right answer would be the same.
+    parts = [part for split in splits.values() for part in (split.checksum, split.records if records else None) if part]
+    return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:32]
 
 
 def _reuse(folder: Path, fingerprint: str) -> PreparedData | None:
