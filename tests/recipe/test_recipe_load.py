@@ -265,6 +265,26 @@ def test_circular_extends_is_refused(recipe_file) -> None:
     assert "goes round in a circle" in refused(recipe_file("extends: a.yaml\n", "b.yaml"))
 
 
+def test_every_file_of_a_stage_of_reinforcement_learning_is_found_from_the_recipes_folder(tmp_path: Path) -> None:
+    for name in ("p.jsonl", "reward.py", "model.json", "level3.py"):
+        (tmp_path / name).write_text("")
+    path = tmp_path / "r.yaml"
+    path.write_text(
+        "name: r\nmodel: {kind: huggingface, config: model.json}\n"
+        "data: {corpus: {kind: conversations, kernels: {tasks: 20}}, tokenizer: {kind: folder}}\n"
+        "stages:\n  rl:\n    set: {data.corpus: {kind: prompts, files: [p.jsonl], kernels: null}}\n"
+        "    rewards: [{kind: function, function: 'reward.py:score'}, {kind: function, function: 'packaged'}]\n"
+        "    budget: {steps: 2}\n  sft:\n    set: {data.corpus.kernels.held_out: [level3.py, elsewhere.py]}\n"
+        "    answers: {metric: 'reward.py:score'}\n    budget: {steps: 2}\n"
+    )
+    found = load_recipe(path)
+    assert found.model.config == str(tmp_path / "model.json")  # type: ignore[union-attr]
+    assert stage_recipe(found, "rl").data.corpus.files == [str(tmp_path / "p.jsonl")]  # type: ignore[union-attr]
+    assert stage_recipe(found, "sft").data.corpus.kernels.held_out == [str(tmp_path / "level3.py"), "elsewhere.py"]  # type: ignore[union-attr]
+    assert [one.function for one in stage_recipe(found, "rl").rl.sources] == [f"{tmp_path}/reward.py:score", "packaged"]  # type: ignore[union-attr]
+    assert stage_recipe(found, "sft").sft.answers.metric == f"{tmp_path}/reward.py:score"  # type: ignore[union-attr]
+
+
 def test_files_are_found_from_the_recipes_folder(recipe_file, tmp_path: Path) -> None:
     (tmp_path / "book.txt").write_text("words")
     path = recipe_file("name: t\ndata:\n  corpus:\n    kind: text\n    files: [book.txt, elsewhere.txt, '', /abs.txt]\n")

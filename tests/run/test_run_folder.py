@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.recipe import UserError, load_recipe
+from windtunnel.recipe import UserError, load_recipe, stage_recipe
 from windtunnel.run import Metrics, RunFolder, list_runs, newest_run
 
 RIG = {"name": "here", "gpus": 0}
@@ -184,6 +184,21 @@ def test_a_run_of_relative_files_can_be_used_from_any_folder(tmp_path: Path, mon
     assert RunFolder.open(run.path).recipe.data.corpus.files == [str(tmp_path / "here" / "book.txt")]  # type: ignore[union-attr]
     with pytest.raises(UserError, match="another recipe"):
         RunFolder.open(run.path, load_recipe("charlm", sets))
+
+
+def test_a_runs_rewards_are_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "reward.py").write_text("")
+    monkeypatch.chdir(tmp_path / "here")
+    sets = ["stages.rl.rewards=[{kind: math}, {kind: function, function: 'reward.py:score'}]", "stages.sft=null"]
+    recipe = stage_recipe(load_recipe("grpo", sets), "rl")
+    with RunFolder.create(tmp_path, recipe, rig=RIG) as run:
+        pass
+    assert RunFolder.open(run.path, recipe).changes == []
+    monkeypatch.chdir(tmp_path)
+    found = RunFolder.open(run.path).recipe.rl
+    assert found is not None
+    assert [one.function for one in found.sources] == [None, f"{tmp_path}/here/reward.py:score"]
 
 
 def test_files_of_every_source_of_a_mixture_are_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from .yamlfile import Path_
 
 HERE = Path(__file__).parent
+FILES = ("files", "problems", "pairs", "held_out")
+"""Keys of a corpus that list files."""
 
 
 def recipe_names() -> list[str]:
@@ -119,27 +121,34 @@ def _refuse_foreign(data: dict[str, Any], parent: Any, origin: dict[Path_, str])
 
 def _anchor_files(data: dict[str, Any], path: Path) -> None:
     """Files named in a recipe are found from its folder, or else from the current one."""
-    corpus = _section(data, "data", "corpus")
-    sources = corpus.get("sources")
-    listed = [_section(source, "corpus") for source in sources if isinstance(source, dict)] if isinstance(sources, list) else []
-    for section in (corpus, *listed):
-        kernels = _section({"corpus": section}, "corpus", "kernels")
-        for holder, key in ((section, "files"), *((kernels, key) for key in ("problems", "pairs", "held_out"))):
-            files = holder.get(key)
-            if isinstance(files, list):
-                holder[key] = [str(path.parent / f) if isinstance(f, str) and _stands_in(path.parent, f) else f for f in files]
-    tokenizer = _section(data, "data", "tokenizer")
-    if isinstance(tokenizer.get("path"), str) and _stands_in(path.parent, tokenizer["path"]):
-        tokenizer["path"] = str(path.parent / tokenizer["path"])
-    for stage in _section(data, "stages").values():
-        for key in ("reward", "reward_examples"):
-            name = stage.get(key) if isinstance(stage, dict) else None
-            if isinstance(name, str) and _stands_in(path.parent, name.rpartition(":")[0] if key == "reward" else name):
-                stage[key] = str(path.parent / name)
-        answers = _section({"stage": stage}, "stage", "answers")
-        metric = answers.get("metric")
-        if isinstance(metric, str) and _stands_in(path.parent, metric.rpartition(":")[0]):
-            answers["metric"] = str(path.parent / metric)
+    folder = path.parent
+    _anchor_lists(_section(data, "data", "corpus"), folder)
+    for holder, key in ((_section(data, "data", "tokenizer"), "path"), (_section(data, "model"), "config")):
+        _anchor_one(holder, key, folder)
+    for name in _section(data, "stages"):
+        stage = _section(data, "stages", name)
+        _anchor_lists(_section(stage, "set"), folder)
+        _anchor_one(stage, "reward_examples", folder)
+        sources = stage.get("rewards") if isinstance(stage.get("rewards"), list) else []
+        for holder, key in ((stage, "reward"), (_section(stage, "answers"), "metric"), *((one, "function") for one in sources)):
+            _anchor_one(holder, key, folder, called=True)
+
+
+def _anchor_lists(section: dict[str, Any], folder: Path) -> None:
+    """Anchor lists of files in a section and what is in it; its keys may be dotted, as those of a stage's `set` are."""
+    for key, value in section.items():
+        if isinstance(value, list) and key.rpartition(".")[2] in FILES:
+            section[key] = [str(folder / f) if isinstance(f, str) and _stands_in(folder, f) else f for f in value]
+        for part in value if isinstance(value, list) else [value]:
+            if isinstance(part, dict):
+                _anchor_lists(part, folder)
+
+
+def _anchor_one(holder: Any, key: str, folder: Path, *, called: bool = False) -> None:
+    """Anchor one file; `called`: with the name of a function of its behind a colon."""
+    name = holder.get(key) if isinstance(holder, dict) else None
+    if isinstance(name, str) and _stands_in(folder, name.rpartition(":")[0] if called else name):
+        holder[key] = str(folder / name)
 
 
 def _section(data: dict[str, Any], *names: str) -> dict[str, Any]:

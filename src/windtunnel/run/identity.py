@@ -35,7 +35,8 @@ def identity(recipe: Recipe, *, rates: bool) -> dict[str, Any]:
         keys["trm"] = {name: value for name, value in trm.items() if name != _USE} | {"ema": recipe.trm.ema or 0.0}
     for stage, names in ((recipe.pretrain, _PRETRAIN), (recipe.sft, _SFT), (recipe.rl, _RL)):
         if stage is not None and stage.name:
-            keys.setdefault("stages", {})[stage.name] = {name: dump["stages"][stage.name][name] for name in names}
+            located = _located(dump["stages"][stage.name])
+            keys.setdefault("stages", {})[stage.name] = {name: located[name] for name in names}
     flat = dict(_flatten(keys, ""))
     if not rates:
         flat = {k: value for k, value in flat.items() if not (".optimizer." in k and k.rpartition(".")[2] in RATES)}
@@ -93,7 +94,27 @@ def anchored(recipe: Recipe) -> Recipe:
     parts = {name: getattr(recipe, name) for name in ("data", "model")}
     dumps = {name: part.model_dump(mode="json") for name, part in parts.items()}
     moved = {name: type(parts[name]).model_validate(_located(dump)) for name, dump in dumps.items() if _located(dump) != dump}
+    stages = {name: _anchored_stage(stage) for name, stage in recipe.stages.items()}
+    if any(stages[name] is not stage for name, stage in recipe.stages.items()):
+        moved["stages"] = stages
     return recipe.model_copy(update=moved) if moved else recipe
+
+
+def _anchored_stage(stage: Any) -> Any:
+    """Return a stage with the places of its rewards' files made absolute."""
+    dump = stage.model_dump(mode="json")
+    located = _located(dump)
+    if located == dump:
+        return stage
+    update = {key: located[key] for key in ("reward", "reward_examples") if key in dump}
+    if "rewards" in dump:
+        functions = [source["function"] for source in located["rewards"]]
+        update["rewards"] = [
+            source.model_copy(update={"function": function}) for source, function in zip(stage.rewards, functions, strict=True)
+        ]
+    if isinstance(dump.get("answers"), dict) and "metric" in dump["answers"]:
+        update["answers"] = stage.answers.model_copy(update={"metric": located["answers"]["metric"]})
+    return stage.model_copy(update=update)
 
 
 def by_path(value: Any, path: str = "") -> dict[str, Any]:
@@ -107,17 +128,22 @@ def by_path(value: Any, path: str = "") -> dict[str, Any]:
 
 
 def _located(value: Any) -> Any:
-    """Return a section with absolute paths: of files, of a tokenizer's folder, and of a model's where there is such a one."""
+    """Return a section with absolute paths: of files; of a tokenizer, a model and a reward where there is such a one."""
     if isinstance(value, list):
         return [_located(item) for item in value]
     if not isinstance(value, dict):
         return value
     found = {key: _located(item) for key, item in value.items()}
-    if isinstance(found.get("files"), list):
-        found["files"] = [os.path.abspath(file) for file in found["files"]]
-    for key in ("path", "config"):
+    for key in ("files", "problems", "pairs", "held_out"):
+        if isinstance(found.get(key), list):
+            found[key] = [os.path.abspath(file) for file in found[key]]
+    for key in ("path", "config", "reward_examples"):
         if isinstance(found.get(key), str) and os.path.exists(found[key]):
             found[key] = os.path.abspath(found[key])
+    for key in ("reward", "function", "metric"):  # 'file.py:function'
+        file, colon, function = str(found.get(key) or "").rpartition(":")
+        if colon and os.path.exists(file):
+            found[key] = f"{os.path.abspath(file)}:{function}"
     return found
 
 
