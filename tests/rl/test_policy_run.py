@@ -17,7 +17,7 @@ from windtunnel.checkpoint import CheckpointStore
 from windtunnel.launch import Options
 from windtunnel.launch.prepare import prepare_run
 from windtunnel.launch.ranks import run_ranks
-from windtunnel.recipe import load_recipe
+from windtunnel.recipe import UserError, load_recipe
 from windtunnel.rl import evaluate_trained, train_policy
 from windtunnel.rl.rollouts import best_of
 from windtunnel.run import MetricsReader, RunFolder
@@ -214,3 +214,23 @@ def test_one_that_is_a_whole_recipe_goes_on_by_the_same_command(tmp_path: Path) 
     again.close()
     assert again.path == run
     assert train_policy(run) == 0
+
+
+def test_a_reward_that_was_changed_is_refused_until_that_is_confirmed(tmp_path: Path) -> None:
+    run = new_run(tmp_path, "stages.rl.answers=null")
+    own, judge, said = load_recipe(run / "recipe.yaml"), tmp_path / "reward.py", list[str]()
+
+    def go_on(*, yes: bool) -> None:
+        prepare_run(own, Options(run=run, resume=True, yes=yes), said.append).close()
+
+    go_on(yes=False)
+    judge.write_text(DIGITS.replace("/ 6", "/ 3"))
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"stages\.rl\.reward: .*reward\.py has changed since"):
+            go_on(yes=False)
+    go_on(yes=True)
+    assert "do not compare" in "\n".join(said)
+    assert "has changed" in RunFolder.open(run).manifest["changes"][-1]["changes"][0]
+    go_on(yes=False)
+    judge.write_text(DIGITS)
+    go_on(yes=False)

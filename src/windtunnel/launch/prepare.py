@@ -31,7 +31,7 @@ from windtunnel.recipe import Budget, GPTModel, HuggingFaceModel, Recipe, UserEr
 from windtunnel.rig import Rig, detect_rig
 from windtunnel.run import Messenger, RunFolder, newest_run
 
-from .trainable import Options, initial_weights, require_same_base, require_trainable
+from .trainable import Options, initial_weights, require_same_base, require_trainable, reward_files
 
 Say = Callable[[str], None]
 LINE_SECONDS = 5.0
@@ -75,7 +75,7 @@ def prepare_run(recipe: Recipe, options: Options, say: Say) -> RunFolder:
     derived = _derived(recipe, data)
     facts = {"checksum": data.checksum, "train_tokens": epoch_tokens(recipe, data), "skipped": data.skipped}
     if existing is not None:
-        run = _go_on(existing, recipe, rig, plan, facts, say)
+        run = _go_on(existing, recipe, rig, plan, facts, say, yes=options.yes)
         run.keep_job(options.job)
         return run
     initial = initial_weights(recipe, options)
@@ -89,6 +89,7 @@ def prepare_run(recipe: Recipe, options: Options, say: Say) -> RunFolder:
         if base is None and initial is None:
             say(f"weights: random ones, {_why_random(recipe)}")
     run.update(data=facts, **({} if options.before is None else {"before": dict(options.before)}), **_expected(options))
+    run.update(rewards={name: [checksum] for name, checksum in reward_files(run.recipe).items()})
     run.keep_job(options.job)
     data.tokenizer.save(run.tokenizer_path)
     say(f"run {run.path}")
@@ -206,7 +207,7 @@ def _to_go_on(path: Path, recipe: Recipe, say: Say) -> Recipe:
     return run.recipe
 
 
-def _go_on(path: Path, recipe: Recipe, rig: Rig, plan: Plan, facts: dict[str, Any], say: Say) -> RunFolder:
+def _go_on(path: Path, recipe: Recipe, rig: Rig, plan: Plan, facts: dict[str, Any], say: Say, *, yes: bool) -> RunFolder:
     run = RunFolder.open(path, recipe, write=True)
     mended = run.manifest.pop("mended", None)
     if mended:
@@ -215,7 +216,7 @@ def _go_on(path: Path, recipe: Recipe, rig: Rig, plan: Plan, facts: dict[str, An
         say(f"goes on with other values: {'; '.join(run.changes)}")
         told = {"time": time.time(), "changes": run.changes}
         run.manifest["changes"] = [*run.manifest.get("changes", []), told]
-    problem = _another(run, plan, facts)
+    problem = _another(run, plan, facts) or _rewarded_otherwise(run, say, yes=yes)
     if problem is not None:
         run.leave(problem.message)
         run.close()
@@ -239,6 +240,24 @@ def _another(run: RunFolder, plan: Plan, facts: dict[str, Any]) -> UserError | N
             f"run {run.path} takes {own:,} tokens a step, this machine's plan {plan.layout.batch_tokens:,}",
             f"--set stages.{run.recipe.training[0].name}.batch_tokens={own}, or another number of --gpus",
         )
+    return None
+
+
+def _rewarded_otherwise(run: RunFolder, say: Say, *, yes: bool) -> UserError | None:
+    """Return the refusal of a run whose reward's file has changed; None: it has not, or that was confirmed, and is said."""
+    now, known = reward_files(run.recipe), run.manifest.get("rewards", {})
+    other = [name for name, checksum in now.items() if checksum not in known.get(name, [checksum])]
+    if other and not yes:
+        return UserError(
+            f"{'; '.join(other)} has changed since {run.path} was rewarded by it",
+            "put the old file back, start a new run, or confirm with --yes that scores of before and after will not compare",
+        )
+    if other:
+        what = f"{'; '.join(other)} has changed"
+        say(f"warn: {what}: rewards and held-out scores of before and after do not compare")
+        run.manifest["changes"] = [*run.manifest.get("changes", []), {"time": time.time(), "changes": [what]}]
+    # All of them, so that the old file may be put back.
+    run.manifest["rewards"] = known | {name: sorted({*known.get(name, []), checksum}) for name, checksum in now.items()}
     return None
 
 

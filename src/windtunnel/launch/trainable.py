@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -198,6 +199,17 @@ def require_same_base(run: RunFolder, recipe: Recipe) -> None:
     recorded, model = run.manifest.get("base"), recipe.model
     if recorded is not None and isinstance(model, HuggingFaceModel) and model.adapter is not None:
         require_base(base_weights(recipe), recorded, str(run.path))
+
+
+def reward_files(recipe: Recipe) -> dict[str, str]:
+    """Return the checksums of the files whose functions reward, by 'key: file'; a missing one is refused later."""
+    found, rl = {}, recipe.rl
+    for number, source in enumerate(rl.sources if rl is not None else ()):
+        file = Path((source.function or "").rpartition(":")[0]).expanduser()
+        if rl is not None and file.is_file():
+            key = f"stages.{rl.name}." + ("reward" if rl.reward else f"rewards.{number}.function")
+            found[f"{key}: {file}"] = hashlib.sha256(file.read_bytes()).hexdigest()[:32]
+    return found
 
 
 def _require_same_adapter(run: RunFolder, recipe: Recipe, key: str) -> None:
