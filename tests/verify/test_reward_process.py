@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.verify.reward_process import RewardProcess
+from windtunnel.verify.reward_process import KEPT_LOG, MOST_LOG, RewardProcess
 
 SELECT_TAKES = 1024
 """Descriptors that select() can name; sharded data and checkpoints of a long run open more."""
@@ -36,3 +36,37 @@ def test_a_process_with_many_open_files_still_gets_its_rewards(tmp_path: Path, m
     with RewardProcess(file, "score", tmp_path) as reward:
         long = "4" * 200_000  # more than a pipe holds: sending waits as reading does
         assert [reward.call("2+2", answer, "4").value for answer in ("4", "5", long)] == [1.0, 0.0, 0.0]
+
+
+PRINTS = """
+def score(prompt, answer, truth):
+    while answer == "for ever":
+        print("x" * 1_000_000)
+    print("y" * int(answer))
+    if truth:
+        raise SystemExit if truth == "raise" else __import__("os")._exit(3)
+    return 1.0
+"""
+
+
+def test_a_reward_that_prints_without_end_is_ended_and_its_log_stays_short(tmp_path: Path) -> None:
+    file = tmp_path / "reward.py"
+    file.write_text(PRINTS)
+    with RewardProcess(file, "score", tmp_path) as reward:
+        assert "it printed more than 64 MiB" in reward.call("", "for ever", None).problem
+        assert reward.call("", "9", None).value == 1.0
+        assert reward.printed <= KEPT_LOG + 10
+        for _ in range(3):
+            assert reward.call("", str(MOST_LOG // 2), None).value == 1.0
+        assert reward.printed < 2 * MOST_LOG
+
+
+def test_last_words_are_those_of_the_call(tmp_path: Path) -> None:
+    file = tmp_path / "reward.py"
+    file.write_text(PRINTS)
+    with RewardProcess(file, "score", tmp_path) as reward:
+        assert reward.call("", "9", None).value == 1.0
+        with open(reward.log, "a", encoding="utf-8") as log:
+            log.write("what judges wrote\n")
+        assert reward.call("", "0", "exit").problem == "it ended its process with exit code 3"
+        assert reward.call("", "3", "exit").problem == "it ended its process with exit code 3 (yyy)"

@@ -28,11 +28,13 @@ HUNG_IN_ROW, REST_SECONDS = 5, 60.0
 MEMORY_BYTES = 4 << 30
 LOG = "reward.log"
 TAIL_BYTES = 4096
+MOST_PRINTED, MOST_LOG, KEPT_LOG = 64 << 20, 16 << 20, 1 << 20
+"""Bytes: a call that prints more is ended; a log that is longer before a call is cut to its end."""
 ADDRESS_BYTES = 64 << 30
 """Libraries such as torch map far more than they use, so what is used is watched besides."""
 WATCH_SECONDS = 0.05
 
-Ended = Literal["", "died", "hung", "memory", "forked"]
+Ended = Literal["", "died", "hung", "memory", "printed", "forked"]
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,7 @@ class RewardProcess:
         self._watched = 0.0
         self._number = 0
         self._hung, self._rests_until = 0, 0.0
+        self._before = 0  # bytes of the log when it was asked
         self._start()
 
     def __enter__(self) -> RewardProcess:
@@ -157,6 +160,7 @@ class RewardProcess:
         if self._process is None:
             self._start()
         self._number += 1
+        self._note_log()
         request = {"id": self._number, "prompt": prompt, "answer": answer, "truth": truth}
         began = time.monotonic()
         with contextlib.suppress(OSError):  # it died meanwhile: reading says so
@@ -198,6 +202,7 @@ class RewardProcess:
             str(child_out),
         ]
         with open(self.log, "ab") as log:
+            self._note_log()
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(child_in, child_out),
                 env={**os.environ, MARK: self._mark}, start_new_session=True,
@@ -231,6 +236,8 @@ class RewardProcess:
                 self._watched = now
                 if self._used() > self._memory:
                     return self._gone("memory")
+                if self.printed - self._before > MOST_PRINTED:
+                    return self._gone("printed")
             if _ready(self._from, select.POLLIN, WATCH_SECONDS):
                 block = os.read(self._from, 1 << 16)
                 if not block:
@@ -255,15 +262,28 @@ class RewardProcess:
             return f"it did not come back within {seconds:g} s{much}"
         if ended == "memory":
             return f"it took more than {self._memory / 2**30:.1f} GiB of memory"
+        if ended == "printed":
+            return f"it printed more than {MOST_PRINTED >> 20} MiB"
         if ended == "forked":
             return "it forks a process that goes on as the caller"
         if self._code is not None and self._code < 0:
             return f"it ended its process by {signal.Signals(-self._code).name}{self._last_words()}"
         return f"it ended its process with exit code {self._code}{self._last_words()}"
 
+    def _note_log(self) -> None:
+        """Cut a long log, to which the process appends, and note where what comes next begins."""
+        if self.printed > MOST_LOG:
+            with open(self.log, "r+b") as file:
+                file.seek(-KEPT_LOG, os.SEEK_END)
+                tail = file.read()
+                file.truncate(0)
+                file.seek(0)
+                file.write(tail)
+        self._before = self.printed
+
     def _last_words(self) -> str:
         with open(self.log, "rb") as file:
-            file.seek(max(0, self.printed - TAIL_BYTES))
+            file.seek(max(self._before, self.printed - TAIL_BYTES))
             lines = file.read().decode("utf-8", "replace").strip().splitlines()
         return f" ({lines[-1][:200]})" if lines else ""
 
