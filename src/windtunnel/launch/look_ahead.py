@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from windtunnel.plan import PlannedStage, StagedPlan, depth_warnings, hours_text, plan_stages, refuse
-from windtunnel.recipe import Recipe, UserError
+from windtunnel.recipe import GRPO, Recipe, UserError
 
 from .prepare import Say, rig_of
 from .stage_runs import StageRun
@@ -22,10 +22,11 @@ class Ahead:
 
 
 def look_ahead(recipe: Recipe, ahead: Ahead, options: Options, say: Say) -> None:
-    """Plan the stages that will run, and only these, with what is left of the budget.
+    """Plan the stages that will run, and only these, with what is left of the budget; try the judges of later ones.
 
     Raises:
-        UserError: one of them does not fit or cannot be paid, the first such is told of; or a confirmation is missing.
+        UserError: one of them does not fit or cannot be paid, the first such is told of; a confirmation is missing; or the
+            judges of a later stage do not work on this machine.
     """
     rig = rig_of(options)
     if recipe.budget.dollars is not None and rig.dollars_per_hour is None:
@@ -48,6 +49,18 @@ def look_ahead(recipe: Recipe, ahead: Ahead, options: Options, say: Say) -> None
         say(_announced(planned))
         for warning in depth_warnings(planned):
             say(f"warn: {warning}")
+    for later in recipe.training[ahead.first + 1 : ahead.last + 1]:
+        if isinstance(later, GRPO) and later.placement == "local":
+            _try_judges(later, say)
+
+
+def _try_judges(stage: GRPO, say: Say) -> None:
+    """Start the judges of a stage and end them: that they do not work would show when the stages before it are paid for."""
+    from windtunnel.rl import Rewards
+
+    say(f"stage {stage.name}: trying its judges ({', '.join(dict.fromkeys(source.kind for source in stage.sources)) or 'none'})")
+    with Rewards(stage):
+        pass
 
 
 def _refusal(stage: PlannedStage, before: tuple[PlannedStage, ...]) -> UserError:
