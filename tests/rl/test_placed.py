@@ -25,7 +25,10 @@ from windtunnel.actors.placement import Node, lacking
 from windtunnel.launch.placed import wanted_of
 from windtunnel.launch.placed_checks import facts_of, judge_node
 from windtunnel.launch.trainable import require_trainable
+from windtunnel.model import hf_shape
+from windtunnel.plan import make_plan
 from windtunnel.recipe import GRPO, UserError, load_recipe, stage_recipe
+from windtunnel.rig import parse_rig
 from windtunnel.rl import EngineShare, engines_of
 from windtunnel.run import MetricsReader, RunFolder
 
@@ -368,11 +371,24 @@ def test_a_gpu_that_nvidia_smi_has_lost_is_found_by_asking_it(tmp_path: Path, mo
     assert "Unable to determine the device handle for GPU0000:3B:00.0" in fault
 
 
-def test_engines_whose_gpus_cannot_share_the_heads_are_named() -> None:
-    sets = ["model.config=qwen2.5-7b", "stages.rl.engine=vllm", "stages.rl.engine_tensor=8", "stages.sft=null"]
-    with pytest.raises(UserError, match="8 GPUs cannot share the 28 heads") as caught:
-        require_trainable(stage_recipe(load_recipe("grpo", sets), "rl"))
-    assert caught.value.fix == "--set stages.rl.engine_tensor=7"
+@pytest.mark.parametrize(
+    ("model", "tensor", "words", "fix"),
+    [
+        ("qwen2.5-7b", 8, "8 GPUs cannot share the 28 heads", 4),
+        ("qwen2.5-7b", 7, "7 GPUs cannot share the 4 heads of keys and values", 4),
+        ("qwen3-8b", 16, "", None),  # two GPUs for each of its 8 heads of keys and values
+    ],
+)
+def test_engines_whose_gpus_cannot_share_the_model_are_named(model: str, tensor: int, words: str, fix: int | None) -> None:
+    assert hf_shape(model).unshared(tensor) in words
+    if not words:
+        return
+    sets = [f"model.config={model}", "stages.rl.engine=vllm", f"stages.rl.engine_tensor={tensor}", "stages.sft=null"]
+    recipe = stage_recipe(load_recipe("grpo", sets), "rl")
+    for ask in (lambda: require_trainable(recipe), lambda: make_plan(recipe, parse_rig("8xH100"))):
+        with pytest.raises(UserError, match=words) as caught:
+            ask()
+        assert caught.value.fix == f"--set stages.rl.engine_tensor={fix}"
 
 
 def test_engines_that_learners_cannot_share_are_named() -> None:

@@ -20,7 +20,7 @@ from windtunnel.model import (
     verify_model,
     weights_folder,
 )
-from windtunnel.plan import why_untrainable
+from windtunnel.plan import require_divided, why_untrainable
 from windtunnel.recipe import GRPO, CountedCorpus, HuggingFaceModel, MissingModel, Recipe, UserError
 from windtunnel.run import RunFolder
 
@@ -109,17 +109,11 @@ def require_policy(stage: GRPO) -> None:
 
 
 def _require_divided(stage: GRPO, recipe: Recipe) -> None:
-    """Refuse engines whose GPUs cannot share the model's heads. Raises UserError."""
+    """Refuse engines whose GPUs cannot share the model. Raises UserError."""
     ranks, model = stage.engine_tensor, recipe.model
     if ranks is None or not isinstance(model, HuggingFaceModel):
         return
-    shape = hf_shape(model.config)
-    if shape.heads % ranks:
-        fits = max(n for n in range(1, ranks) if shape.heads % n == 0)
-        raise UserError(
-            f"stages.{stage.name}.engine_tensor: {ranks} GPUs cannot share the {shape.heads} heads of {shape.name} evenly",
-            f"--set stages.{stage.name}.engine_tensor={fits}",
-        )
+    require_divided(hf_shape(model.config), ranks, f"stages.{stage.name}.engine_tensor")
 
 
 def _require_weights(recipe: Recipe, model: HuggingFaceModel) -> None:

@@ -78,6 +78,17 @@ class HFShape:
             counts[block] = counts.get(block, 0) + same[id(block)]
         return counts
 
+    def unshared(self, ranks: int) -> str:
+        """Return what so many tensor-parallel ranks of vLLM cannot share evenly; '' where they can."""
+        if self.heads % ranks:
+            return f"the {self.heads} heads"
+        # A key-value head that has too few ranks is kept by several of them.
+        if self.mla is None and self.kv_heads % ranks and ranks % self.kv_heads:
+            return f"the {self.kv_heads} heads of keys and values"
+        widths = (self.hidden, self.experts.hidden if self.experts else 0)
+        wide = next((width for width in widths if width % ranks), None)
+        return "" if wide is None else f"an MLP of {wide:,} channels"
+
     @property
     def embedding_parameters(self) -> int:
         """The table of token embeddings."""

@@ -13,6 +13,7 @@ from .job import JOB_COLUMNS, Job, Step, plan_job
 from .ladder import COLUMNS, Ladder, Rung, climb, ladder_remarks, ladder_rows
 from .opinion import Opinion, second_opinion
 from .plan import make_plan, other_engine, refuse, resolve, why_untrainable
+from .rollout import require_divided
 from .side_by_side import RIG_COLUMNS, SideBySide, compare_rigs
 from .stages import (
     STAGE_COLUMNS,
@@ -86,6 +87,7 @@ __all__ = [
     "plan_job",
     "plan_stages",
     "refuse",
+    "require_divided",
     "resolve",
     "second_opinion",
     "shipped_constants",

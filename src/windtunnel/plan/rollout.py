@@ -101,10 +101,10 @@ def plan_engines(
         c: constants of the GPU.
         held_gib: what a learner that takes turns on the same GPUs keeps there meanwhile.
         ahead: rounds that engines answer ahead of the learners.
-        most: GPUs of an engine; None: as many as share the model's heads.
+        most: GPUs of an engine; None: as many as share the model.
 
     Raises:
-        UserError: engine_tensor does not divide the GPUs or the heads, or is more than `most`.
+        UserError: engine_tensor does not divide the GPUs or the model, or is more than `most`.
     """
     sizes = [n for n in _sizes(shape, rig) if gpus % n == 0 and n <= (most or gpus)]
     if most is not None and (stage.engine_tensor or 1) > most:
@@ -113,10 +113,10 @@ def plan_engines(
             f"--set stages.rl.engine_tensor={most}",
         )
     if stage.engine_tensor is not None:
-        if stage.engine_tensor not in range(1, gpus + 1) or gpus % stage.engine_tensor or shape.heads % stage.engine_tensor:
+        require_divided(shape, stage.engine_tensor)
+        if gpus % stage.engine_tensor:
             raise UserError(
-                f"stages.rl.engine_tensor: {stage.engine_tensor} must divide the {gpus} GPUs of the engines and the {shape.heads}"
-                f" heads of {shape.name}",
+                f"stages.rl.engine_tensor: {stage.engine_tensor} must divide the {gpus} GPUs of the engines",
                 f"--set stages.rl.engine_tensor={max(sizes)}",
             )
         return _engine(shape, stage, rig, gpus, stage.engine_tensor, c, held_gib, ahead)
@@ -126,15 +126,22 @@ def plan_engines(
     return roomy or next((engine for engine in reversed(engines) if engine.fits), engines[-1])
 
 
+def require_divided(shape: HFShape, ranks: int, key: str = "stages.rl.engine_tensor") -> None:
+    """Refuse GPUs of an engine that cannot share a model. Raises UserError, by the key that asks for them."""
+    if lacking := shape.unshared(ranks):
+        fits = max(n for n in range(1, ranks) if not shape.unshared(n))
+        raise UserError(f"{key}: {ranks} GPUs cannot share {lacking} of {shape.name} evenly", f"--set {key}={fits}")
+
+
 def largest_engine(shape: HFShape, stage: Asked, rig: Rig) -> int:
-    """Return the most GPUs that an engine may have on a rig: the recipe's, or those that divide the heads."""
+    """Return the most GPUs that an engine may have on a rig: the recipe's, or those that share the model."""
     return stage.engine_tensor or max(_sizes(shape, rig))
 
 
 def _sizes(shape: HFShape, rig: Rig) -> list[int]:
     per_node = max(1, rig.gpus_per_node)
     whole = [n for n in SIZES if n <= per_node or (n % per_node == 0 and n <= rig.gpus)]
-    return [n for n in whole if shape.heads % n == 0]
+    return [n for n in whole if not shape.unshared(n)]
 
 
 def _engine(

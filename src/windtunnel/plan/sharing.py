@@ -22,7 +22,7 @@ from .hf_steptime import forward_seconds, least_seconds
 from .hf_work import Totals, Workload, totals, workload_of
 from .judging import ANYTHING, Asked, Judging, asked_of, judge_answers, judges_gib
 from .memory import GIB
-from .rollout import FEW, EnginePlan, plan_engines, sync_seconds
+from .rollout import FEW, EnginePlan, plan_engines, require_divided, sync_seconds
 from .search import Candidate, Found
 
 # What an engine that waits for its turn keeps on the GPU beside its CUDA context.
@@ -112,8 +112,8 @@ def search_round(recipe: Recipe, rig: Rig, c: HFConstants) -> tuple[Round, Total
     work = grpo_workload(recipe, c)
     if rig.gpu is None:
         raise UserError(f"rig {rig.name} has no GPU; GRPO of {work.shape.name} is planned for GPUs", "for example --on 8xH100")
-    if stage.engine_tensor is not None and work.shape.heads % stage.engine_tensor:
-        plan_engines(work.shape, stage, rig, stage.engine_tensor, c)  # however GPUs are shared: says so
+    if stage.engine_tensor is not None:
+        require_divided(work.shape, stage.engine_tensor)
     sums = totals(work)
     training = HFTraining(sums, c)
     best: tuple[tuple[float, float], int, Round] | None = None
