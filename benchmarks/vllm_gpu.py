@@ -42,7 +42,8 @@ from sync_cases import FAULTS, Answers, Direct, Disk, Way, as_json, compare_answ
 from windtunnel.recipe import LoRA
 from windtunnel.rl import EngineProcess, Serving
 from windtunnel.rl.transfer import Way as Bytes
-from windtunnel.rl.vllm_engine import VLLMSettings, require_vllm
+from windtunnel.rl.vllm_engine import VLLMSettings
+from windtunnel.rl.vllm_python import require_vllm
 from windtunnel.train import HFJob, Ranks, adapter_settings, build_hf
 
 SMOLLM: dict[str, Any] = {

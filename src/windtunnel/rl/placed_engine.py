@@ -44,7 +44,7 @@ class EngineHost:
         print_to(log)
         self._news: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         if vllm is not None:
-            from .vllm_engine import require_vllm
+            from .vllm_python import require_vllm
 
             # Of this node: its GPUs are those that Ray gave this actor, and so is its interpreter.
             devices = ",".join(str(number) for number in range(vllm.tensor)) if on_gpu else None

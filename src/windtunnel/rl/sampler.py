@@ -30,7 +30,8 @@ from .send import Held, WeightSender
 from .snapshot import Publisher, version_folder
 from .sync import offer_weights, publish_base, publish_weights, send_weights
 from .transfer import Way
-from .vllm_engine import VLLMSettings, require_vllm
+from .vllm_engine import VLLMSettings
+from .vllm_python import require_vllm
 
 MOST_SLOTS = 256
 """Answers written together by one model."""

@@ -27,8 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from windtunnel.generate import VLLM_VERSIONS, GenerationJob, NoText, Ticket, VLLMGenerator, open_vllm, told_version
-from windtunnel.recipe import UserError
+from windtunnel.generate import GenerationJob, NoText, Ticket, VLLMGenerator, open_vllm, told_version
 
 from .canary import Canary
 from .engine import NOTHING, Answers, Receipt, Scores, Serving, opened, require_canary
@@ -40,8 +39,6 @@ from .vllm_adapters import RANKS, request
 
 log = logging.getLogger(__name__)
 
-PYTHON = "WINDTUNNEL_VLLM_PYTHON"
-"""Environment: an interpreter that has vLLM, where this one has not."""
 SOCKETS, SOCKETS_PREFIX = "VLLM_RPC_BASE_PATH", "wt-vllm-"
 """Environment: where vLLM's processes have their sockets."""
 WORKER = f"{__package__}.vllm_adapters.AdapterReceipts"
@@ -341,24 +338,6 @@ def _named(devices: str, visible: str | None) -> str:
         return devices
     names = visible.split(",")
     return ",".join(names[int(number)] for number in devices.split(","))
-
-
-def has_vllm() -> bool:
-    """Return whether an interpreter that has vLLM is named, or is this one."""
-    import importlib.util
-
-    return PYTHON in os.environ or importlib.util.find_spec("vllm") is not None
-
-
-def require_vllm() -> str:
-    """Return an interpreter that has vLLM. Raises UserError."""
-    if not has_vllm():
-        raise UserError(
-            "stages.rl.engine is vllm, and vLLM is not installed here",
-            f"pip install 'vllm{VLLM_VERSIONS}', or name an interpreter that has it and what this package requires: "
-            f"{PYTHON}=/path/python",
-        )
-    return os.environ.get(PYTHON) or sys.executable
 
 
 def main(descriptor: int) -> None:

@@ -173,7 +173,7 @@ def other_vllm(site: Site) -> None:
     """A vLLM that knows one model."""
     site.file(
         "packages/vllm/__init__.py",
-        "__version__ = '0.0'\nclass ModelRegistry:\n  @staticmethod\n  def get_supported_archs(): return ['Fuyu']\n",
+        "__version__ = '0.26.0'\nclass ModelRegistry:\n  @staticmethod\n  def get_supported_archs(): return ['Fuyu']\n",
     )
     folder = str(site.folder / "packages")
     site.patches.append((sys, "path", [folder, *sys.path]))
