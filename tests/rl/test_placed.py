@@ -278,6 +278,10 @@ def test_an_address_where_nothing_answers_is_named_at_once(monkeypatch: pytest.M
     monkeypatch.setenv("RAY_ADDRESS", "head-node")
     with pytest.raises(UserError, match="is no address"), join("nobody"):
         pass
+    monkeypatch.setenv("RAY_ADDRESS", "ray://10.0.0.1:10001")
+    with pytest.raises(UserError, match="is an address of Ray Client") as caught, join("nobody"):
+        pass
+    assert caught.value.fix == "the head node's own address, such as RAY_ADDRESS=10.0.0.1:6379"
 
 
 @pytest.mark.parametrize(

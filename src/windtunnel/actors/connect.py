@@ -159,6 +159,11 @@ def _running() -> str | None:
 
 
 def _require_reachable(address: str) -> None:
+    if address.startswith("ray://"):
+        raise UserError(
+            f"{ADDRESS}={address} is an address of Ray Client, through which nothing can be placed",
+            f"the head node's own address, such as {ADDRESS}={address.removeprefix('ray://').rpartition(':')[0] or 'HEAD'}:6379",
+        )
     host, _, port = address.rpartition("://")[2].rpartition(":")
     try:
         with socket.create_connection((host or "127.0.0.1", int(port)), timeout=REACH_SECONDS) as there:
