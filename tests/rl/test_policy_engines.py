@@ -122,15 +122,16 @@ SHORT = GenerationJob((8, 9), 2, seed=4, draws=True)
 
 @contextmanager
 def engines(
-    count: int, limit: float = 300.0, stopped: bool = False, said: list[str] | None = None, in_flight: bool = False
+    count: int, limit: float = 300.0, stopped: bool = False, said: list[str] | None = None, in_flight: bool = False,
+    dead: bool = False,
 ) -> Iterator[Engines]:  # fmt: skip
-    """Engines for texts of up to 1,300 tokens, without weights; `stopped`: their processes never do anything."""
+    """Engines for texts of up to 1,300 tokens, without weights; `stopped`: their processes do nothing; `dead`: they die."""
 
     def start(number: int, answered: Any, ended: Any) -> EngineProcess:
         serving = Serving(8, 1300, ())
         process = EngineProcess(torch.float32, limit=limit, threads=1, serving=serving, answered=answered, ended=ended)
-        if stopped:
-            os.kill(process.pid, signal.SIGSTOP)
+        if stopped or dead:
+            os.kill(process.pid, signal.SIGSTOP if stopped else signal.SIGKILL)
         return process
 
     told = said.append if said is not None else lambda text: None
@@ -196,9 +197,16 @@ def test_an_engine_that_hangs_is_ended_and_asked_again(published: Path) -> None:
         assert made.restarts == 1
 
 
-def test_an_engine_that_never_starts_is_named(published: Path) -> None:
+def test_an_engine_that_never_starts_is_named_and_not_waited_for_again(published: Path) -> None:
     with engines(1, limit=0.3, stopped=True) as made:
-        with pytest.raises(UserError, match=r"engine 0 died 4 times in a row: .*did not answer 'load' within 0\.3 s"):
+        with pytest.raises(UserError, match=r"engine 0 never started: the engine did not answer 'load' within 0\.3 s"):
+            made.take(published, 1)
+        assert made.restarts == 0
+
+
+def test_an_engine_that_dies_again_and_again_is_named(published: Path) -> None:
+    with engines(1, dead=True) as made:
+        with pytest.raises(UserError, match=r"engine 0 died 4 times in a row: .*exit code -9 when asked to load"):
             made.take(published, 1)
 
 

@@ -23,7 +23,7 @@ from windtunnel.run import print_to
 from windtunnel.train import child_context
 
 from .engine import Answers, InferenceEngine, Receipt, Scores, Serving
-from .errors import BrokenSnapshot, EngineFailed, StaleWeights
+from .errors import BrokenSnapshot, EngineFailed, EngineSilent, StaleWeights
 
 if TYPE_CHECKING:
     from .transfer import Invitation
@@ -169,7 +169,7 @@ class EngineProcess:
                 reply = self._replies.get(timeout=self._limit)
             except queue.Empty:
                 self._kill(f"the engine did not answer {method!r} within {self._limit:.4g} s and was ended")
-                raise EngineFailed(self._why) from None
+                raise EngineSilent(self._why) from None
             except OSError:
                 self._listener.join(timeout=self._limit)
                 reply = None

@@ -16,7 +16,7 @@ from windtunnel.recipe import UserError
 
 from .engine import NOTHING, Receipt
 from .engine_process import Answered, Told
-from .errors import BrokenSnapshot, DifferentScores, EngineFailed, StaleWeights
+from .errors import BrokenSnapshot, DifferentScores, EngineFailed, EngineSilent, StaleWeights
 from .link import Link, Receiving, Send
 from .patience import told_while
 from .sync import Offer
@@ -54,6 +54,7 @@ class _Place:
     Attributes:
         lives: processes that held it so far; the last one holds it, unless it is None.
         deaths: since one brought an answer.
+        worked: whether one of them has ever taken weights.
         asked: of the batch under way, in the order in which it was asked.
     """
 
@@ -61,6 +62,7 @@ class _Place:
     process: Process | None = None
     lives: int = 0
     deaths: int = 0
+    worked: bool = False
     asked: dict[int, Ticket] = field(default_factory=dict)
 
     @property
@@ -246,8 +248,11 @@ class Engines:
                     raise EngineFailed("the engine's process ended as it began")
                 what = f"engine {place.number} starts, or takes version {self.weights_version} of the weights"
                 with told_while(what, self._say, lambda: self._heard(place.number)):
-                    return self._again(process)
+                    receipt = self._again(process)
+                place.worked = True
+                return receipt
             except EngineFailed as error:
+                self._require_begun(place, error)
                 with self._lock:
                     place.deaths += 1
                     given_up = place.deaths > RESTARTS
@@ -273,12 +278,23 @@ class Engines:
     def _received(self, place: _Place, found: Receipt | Exception) -> Receipt:
         """Return an engine's receipt; where it failed, or others did, that of another try alone."""
         if isinstance(found, Receipt):
+            place.worked = True
             return found
         if isinstance(found, (BrokenSnapshot, StaleWeights)):
             raise self._refused(place, found)
         if not isinstance(found, EngineFailed):
             raise found
+        self._require_begun(place, found)
         return self._load(place)
+
+    def _require_begun(self, place: _Place, error: EngineFailed) -> None:
+        """Raise a UserError where an engine's first start took all its time: the next one would take as long."""
+        if isinstance(error, EngineSilent) and not place.worked:
+            heard = self._heard(place.number)
+            raise UserError(
+                f"engine {place.number} never started: {error}{f'; the last that it printed: {heard}' if heard else ''}",
+                "see `windtunnel logs RUN --which engine`; raise stages.rl.engine_seconds where it was only slow",
+            ) from None
 
     def _answered(self, place: _Place, number: int, answer: Answered | str) -> None:
         """Pass an answer on; from the thread that listens to the engine."""

@@ -21,6 +21,10 @@ class EngineFailed(Exception):
     """An engine's process ended, or did not answer in time."""
 
 
+class EngineSilent(EngineFailed):
+    """An engine's process did not answer in time."""
+
+
 class DifferentSampler(UserError):
     """What samples computes another model than the learner: nothing is wrong with the recipe's form."""
 
