@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import new_run, series
+from runs import DIGITS, new_run, require_same, series
 
 from windtunnel.recipe import UserError
-from windtunnel.rl import train_policy
+from windtunnel.rl import method, rollouts, train_policy
 from windtunnel.run import MetricsReader, RunFolder, described
 
 REWARD = "rewards=[{kind: function, function: 'SCORE', of: sums}, {kind: exact, of: words}]"
@@ -87,3 +87,37 @@ def score(prompt, answer, truth):
         server.shutdown()
     assert "judges" in (caught.value.fix or "")
     assert not series(run, "reward")
+
+
+def test_judges_that_fail_for_a_while_are_waited_for_and_the_run_is_that_of_judges_that_never_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    down, said = tmp_path / "down", list[str]()
+    failing = DIGITS.replace(":\n", f":\n    import os\n    if os.path.exists({str(down)!r}): raise OSError('down')\n")
+
+    def tell(text: str, *arguments: Any) -> None:
+        said.append(text)
+        if "are judged again" in text:
+            down.unlink()  # the service is there again
+
+    monkeypatch.setattr(rollouts, "PATIENCE", (0.1, 0.1))
+    monkeypatch.setattr(method.log, "warning", tell)
+    runs = []
+    for folder, ill in ((tmp_path / "well", False), (tmp_path / "ill", True)):
+        folder.mkdir()
+        run = new_run(folder, "stages.rl.keep_rollouts=9", reward=failing)
+        assert train_policy(run, after_step=lambda step, _, ill=ill: down.touch() if ill and step == 2 else None) == 0
+        runs.append(run)
+    require_same(*runs)
+    (waited,) = [text for text in said if "are judged again" in text]
+    assert "nothing is known: OSError: down" in waited
+
+
+def test_judges_that_fail_for_good_are_waited_for_only_so_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    down = tmp_path / "down"
+    failing = DIGITS.replace(":\n", f":\n    import os\n    if os.path.exists({str(down)!r}): raise OSError('down')\n")
+    monkeypatch.setattr(rollouts, "PATIENCE", (0.1, 0.1))
+    run = new_run(tmp_path, reward=failing)
+    with pytest.raises(UserError, match=r"of \d+ answers nothing is known: OSError: down"):
+        train_policy(run, after_step=lambda step, _: down.touch() if step == 2 else None)
+    assert list(series(run, "reward")) == [1, 2]

@@ -167,7 +167,7 @@ def _rounds(work: Work, inner: HFEngine, stage: GRPO, rewards: Judges, loader: P
     rewards.waiting = alive
     collector = Collector(
         stage, loader, rewards, work.recipe.seed, agree=largest_of(ranks, apart=stage.overlap > 0),
-        stop=lambda: work.stop.requested is not None, alive=alive,
+        stop=lambda: work.stop.requested is not None, alive=alive, say=log.warning,
     )  # fmt: skip
     if not stage.overlap:
         return OneByOne(sampler, collector, stage.updates)

@@ -27,6 +27,8 @@ from .judges import Judges, Reward, prompt_text
 
 FAILED = Reward(None, (), None, "no answer was generated")
 WAIT_SECONDS = 0.01
+PATIENCE = (5.0, 10.0, 20.0, 25.0)
+"""Seconds before answers are judged anew of which nothing is known although judges have worked: a service may start again."""
 CHECK = 1
 """Last part of the seed that draws which answers are judged once more."""
 
@@ -127,6 +129,7 @@ class Collector:
         rewards: judges of the answers.
         agree: the largest of all ranks' numbers, so that all take as many prompts.
         stop: whether this process is to end. alive: told whenever an answer is there, or will never be; it may raise.
+        say: told what is waited for.
     """
 
     stage: GRPO
@@ -136,9 +139,11 @@ class Collector:
     agree: Agree = lambda mine: mine
     stop: Callable[[], bool] = lambda: False
     alive: Callable[[], None] = lambda: None
+    say: Callable[[str], None] = lambda text: None
 
     def __post_init__(self) -> None:
         self._threads = ThreadPoolExecutor(AT_ONCE, "cross-check")
+        self._known = False
 
     def collect(self, generator: Generator, number: int, version: int) -> Round:
         """Return a round: groups with different rewards in them, as far as they can be had.
@@ -228,7 +233,10 @@ class Collector:
             None if cut is None else said[place] if place in said else _text(generator, ticket)
             for place, (ticket, cut) in enumerate(zip(tickets, finished, strict=True))
         ]
-        rewards = judged.results(texts, unchecked)
+        rewards = self._patiently(
+            judged.results(texts, unchecked),
+            lambda: CrossChecks(self.rewards, self._threads, prompts, chosen).results(texts, unchecked),
+        )
         made = []
         for place, (ticket, cut, reward) in enumerate(zip(tickets, finished, rewards, strict=True)):
             text = texts[place] or ""
@@ -246,6 +254,25 @@ class Collector:
             )  # fmt: skip
         groups = [tuple(made[i : i + samples]) for i in range(0, len(made), samples)]
         return groups, time.monotonic() - ended
+
+    def _patiently(self, rewards: list[Reward | None], judge: Callable[[], list[Reward | None]]) -> list[Reward | None]:
+        """Judge anew while of all ranks' answers nothing is known, for a minute, where judges have worked before."""
+        for seconds in (*PATIENCE, 0.0):
+            if self.agree(int(any(reward is not None and reward.total is not None for reward in rewards))):
+                self._known = True
+                break
+            if not self._known or not seconds:
+                break
+            why = next((reward.message[:300] for reward in rewards if reward is not None), FAILED.message)
+            self.say(f"warn: of {len(rewards)} answers nothing is known: {why}; they are judged again in {seconds:.0f} s")
+            until = time.monotonic() + seconds
+            while time.monotonic() < until and not self.stop():
+                self.alive()
+                time.sleep(WAIT_SECONDS)
+            if self.agree(int(self.stop())):
+                raise Stopped
+            rewards = judge()
+        return rewards
 
     def _finish(self, ticket: Ticket) -> bool | None:
         """Wait for an answer: whether it was cut; None: there is none."""
