@@ -116,8 +116,11 @@ def test_judges_that_fail_for_a_while_are_waited_for_and_the_run_is_that_of_judg
 def test_judges_that_fail_for_good_are_waited_for_only_so_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     down = tmp_path / "down"
     failing = DIGITS.replace(":\n", f":\n    import os\n    if os.path.exists({str(down)!r}): raise OSError('down')\n")
+    said: list[str] = []
     monkeypatch.setattr(rollouts, "PATIENCE", (0.1, 0.1))
+    monkeypatch.setattr(method.log, "warning", lambda text, *arguments: said.append(text))
     run = new_run(tmp_path, reward=failing)
     with pytest.raises(UserError, match=r"of \d+ answers nothing is known: OSError: down"):
         train_policy(run, after_step=lambda step, _: down.touch() if step == 2 else None)
     assert list(series(run, "reward")) == [1, 2]
+    assert len([text for text in said if "are judged again" in text]) == 2

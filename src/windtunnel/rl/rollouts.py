@@ -262,6 +262,7 @@ class Collector:
                 self._known = True
                 break
             if not self._known or not seconds:
+                self._known = False  # not again for the others that are taken in their place
                 break
             why = next((reward.message[:300] for reward in rewards if reward is not None), FAILED.message)
             self.say(f"warn: of {len(rewards)} answers nothing is known: {why}; they are judged again in {seconds:.0f} s")
