@@ -22,6 +22,7 @@ from windtunnel.cluster import (
     submit_job,
     try_job,
 )
+from windtunnel.plan import plan_stages, plan_whole
 from windtunnel.recipe import UserError, load_recipe
 from windtunnel.rig import parse_rig
 
@@ -75,12 +76,33 @@ def test_shellcheck_has_nothing_to_say(recipe: Path, tmp_path: Path) -> None:
         ("8xH100", ["gpus-per-node=h100:4"], {}, "gpus-per-node=h100:8"),
         ("2x(8xH100)", [], {}, "no stage of kind rl"),
         ("8xH100", [], {"container": "gone.sif"}, "no such image"),
+        ("8xH100", ["mem=0", "mem=8G"], {}, "--mem is given twice, before as 0"),
+        ("8xH100", ["exclude=n1 n2"], {}, "'n1 n2' is not what --exclude takes"),
+        ("8xH100", [], {"temporary": "scratch"}, "--node-temp scratch: a folder of each node's own disk begins with /"),
     ],
 )
 def test_what_does_not_fit_is_refused(on: str, options: list[str], values: dict[str, object], words: str, recipe: Path) -> None:
     with pytest.raises(UserError) as refused:
         prepared(recipe, on, *options, **values)
     assert words in f"{refused.value.message}\n{refused.value.fix}"
+
+
+def test_nodes_that_are_excluded_one_by_one_all_are(recipe: Path) -> None:
+    assert "#SBATCH --exclude=n1,n[3-4]\n" in prepared(recipe, "8xH100", "exclude=n1", "exclude=n[3-4]", "mem=0", "mem=0").script
+
+
+def test_all_stages_of_a_recipe_are_what_a_machine_is_asked_for() -> None:
+    rig = parse_rig("8xH100")
+    recipe = load_recipe("grpo", ["stages.rl.budget.steps=2000"])
+    staged, whole = plan_stages(recipe, rig), plan_whole(recipe, rig)
+    first, second = (stage.plan for stage in staged.stages)
+    assert whole.hours == pytest.approx(first.hours + second.hours)
+    assert whole.dollars == pytest.approx((first.dollars or 0) + (second.dollars or 0))
+    assert whole.disk_gib > max(first.disk_gib, second.disk_gib)
+    large = load_recipe("grpo", ["model.config=qwen2.5-32b", "model.adapter.rank=16", "stages.rl.micro_batch=64"])
+    assert plan_stages(large, rig).stages[0].plan.fits
+    with pytest.raises(UserError, match="grpo, stage rl, does not fit rig 8xH100"):
+        plan_whole(large, rig)
 
 
 def test_a_container_runs_the_steps_and_not_slurms_commands(recipe: Path, tmp_path: Path) -> None:

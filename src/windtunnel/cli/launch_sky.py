@@ -34,7 +34,7 @@ def launch_sky(
     """Write the task for the rig that the plan priced, and start it; returns the exit code."""
     from dataclasses import replace
 
-    from windtunnel.plan import make_plan, refuse
+    from windtunnel.plan import hours_text, plan_whole
     from windtunnel.recipe import load_recipe
     from windtunnel.remote import Rented, compare_with_schema, require_credentials, require_spot, start_command, write_job
     from windtunnel.rig import parse_rig
@@ -55,14 +55,12 @@ def launch_sky(
         )
     if not dry:
         require_credentials(to)
-    plan = make_plan(loaded, rig)
-    if not plan.fits:
-        raise refuse(plan)
+    plan = plan_whole(loaded, rig)
     rented = Rented(rig, plan.hours, plan.disk_gib)
     cost = (
         "no known price" if plan.dollars is None else f"about ${plan.dollars:,.0f} of GPU time at ${rig.dollars_per_hour:,.2f}/h"
     )
-    typer.echo(f"{loaded.name} on {rig.name}: {plan.hours:.1f} h, {cost} ({rig.price_note})", err=True)
+    typer.echo(f"{loaded.name} on {rig.name}: {hours_text(plan.hours)}, {cost} ({rig.price_note})", err=True)
     if to == "kubernetes" and is_spot(on):
         typer.echo(f"note: {OF_CLUSTERS}", err=True)
     rate = rate_of(on, interruptions, spot=spot and to != "kubernetes")

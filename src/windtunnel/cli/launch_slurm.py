@@ -75,7 +75,7 @@ def _prepare(
     from dataclasses import replace
 
     from windtunnel.cluster import Wish, prepare_job
-    from windtunnel.plan import make_plan, refuse
+    from windtunnel.plan import hours_text, plan_whole
     from windtunnel.recipe import load_recipe
     from windtunnel.rig import parse_rig
 
@@ -83,9 +83,7 @@ def _prepare(
         raise UserError("a job is for the rig that its nodes are", "--on '2x(8xH100)', --on 8xH100, or --on cpu")
     loaded, rig = load_recipe(recipe, sets), parse_rig(on)
     rig = rig if price is None else replace(rig, dollars_per_hour=price, price_note="--price")
-    plan = make_plan(loaded, rig)
-    if not plan.fits:
-        raise refuse(plan)
+    plan = plan_whole(loaded, rig)
     wish = Wish(
         rig=rig, hours=plan.hours * (1 + plan.error.get("time", 0.0)), save_seconds=plan.startup.get("last checkpoint", 0.0),
         disk_gib=plan.disk_gib, options=tuple(options), notice=notice, container=container, root=root,
@@ -93,7 +91,7 @@ def _prepare(
     )  # fmt: skip
     prepared = prepare_job(loaded, wish)
     dollars = "" if plan.dollars is None else f", about ${plan.dollars:,.0f}"
-    return prepared, f"{loaded.name} on {rig.name}: {plan.hours:.1f} h of training planned{dollars}"
+    return prepared, f"{loaded.name} on {rig.name}: {hours_text(plan.hours)} of training planned{dollars}"
 
 
 def show_jobs(root: Path, *, as_json: bool) -> None:

@@ -28,7 +28,7 @@ VALUES: dict[str, tuple[str, str]] = {
     "dependency": (_ANY, "afterok:1234"),
     "distribution": (_ANY, "block"),
     "error": (_ANY, "%x-%j.err"),
-    "exclude": (_ANY, "node7"),
+    "exclude": (r"\S+", "node7,node[9-12]"),
     "export": (_ANY, "ALL"),
     "extra-node-info": (_ANY, "2:8"),
     "gpu-bind": (_ANY, "none"),

@@ -75,6 +75,10 @@ def read_options(texts: Sequence[str]) -> dict[str, str]:
                 f"--slurm {text}: {(problem or (f'--{name} needs a value',))[0]}",
                 f"for example: --slurm {name}={VALUES[name][1]}",
             )
+        if name == "exclude":
+            value = ",".join(filter(None, [found.get(name), value]))  # nodes that are bad for one reason or another
+        elif found.get(name, value) != value:
+            raise UserError(f"--slurm {text}: --{name} is given twice, before as {found[name] or 'a flag'}", "give it once")
         found[name] = value
     return found
 

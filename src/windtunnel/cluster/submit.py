@@ -82,6 +82,10 @@ def prepare_job(recipe: Recipe, wish: Wish, environment: Mapping[str, str] = os.
             nodes; no such image.
     """
     options = read_options(wish.options)
+    if not Path(wish.temporary).is_absolute():
+        raise UserError(
+            f"--node-temp {wish.temporary}: a folder of each node's own disk begins with /", "for example --node-temp /scratch"
+        )
     rig = wish.rig
     nodes, gpus = require_layout(options, rig=rig.name, nodes=rig.nodes, gpus_per_node=rig.gpus_per_node if rig.gpu else 0)
     if nodes > 1:

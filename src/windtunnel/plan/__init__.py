@@ -23,6 +23,7 @@ from .stages import (
     depth_warnings,
     gate_remarks,
     plan_stages,
+    plan_whole,
     stage_remarks,
     stage_rows,
 )
@@ -86,6 +87,7 @@ __all__ = [
     "other_engine",
     "plan_job",
     "plan_stages",
+    "plan_whole",
     "refuse",
     "require_divided",
     "resolve",

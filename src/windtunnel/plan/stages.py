@@ -10,7 +10,7 @@ from windtunnel.recipe import Recipe, stage_gates, stage_recipe
 from windtunnel.rig import Rig
 
 from .ladder import Ladder, climb
-from .plan import make_plan
+from .plan import make_plan, refuse
 from .text import count_text, hours_text, seconds_text
 from .types import Alternative, Plan
 
@@ -103,6 +103,25 @@ def plan_stages(
             plan = _unpaid(recipe, rig, stage.name, plan, planned, (hours, dollars))
         planned.append(PlannedStage(stage.name, stage.description, plan))
     return StagedPlan(recipe.name, rig.name, tuple(planned), stage_gates(recipe, gpus=rig.gpu is not None))
+
+
+def plan_whole(recipe: Recipe, rig: Rig) -> Plan:
+    """Return the plan of a recipe's longest stage, with the time, price and disk of all of them: what a machine is asked for.
+
+    Raises:
+        UserError: as `make_plan`; a stage does not fit.
+    """
+    staged = plan_stages(recipe, rig)
+    plans = [stage.plan for stage in staged.stages]
+    if not staged.fits:
+        lacking = next(stage for stage in staged.stages if not stage.plan.fits)
+        raise refuse(lacking.plan if len(plans) == 1 else replace(lacking.plan, recipe=f"{recipe.name}, stage {lacking.name},"))
+    longest = max(plans, key=lambda plan: plan.hours)
+    ending = max(plan.startup.get("last checkpoint", 0.0) for plan in plans)
+    # Each stage is a run, which keeps its checkpoints while the next one trains.
+    disk = sum(plan.disk_gib for plan in plans)
+    startup = {**longest.startup, "last checkpoint": ending}
+    return replace(longest, hours=staged.hours, dollars=staged.dollars, disk_gib=disk, startup=startup)
 
 
 def _unpaid(recipe: Recipe, rig: Rig, name: str, plan: Plan, planned: Sequence[PlannedStage], spent: tuple[float, float]) -> Plan:
