@@ -121,6 +121,8 @@ def test_usage_errors_exit_2_without_traceback(arguments: tuple[str, ...]) -> No
         (("evaluate", "x", "--problems", "many"), "'--problems'"),
         (("logs", "x", "-n", "all"), "'--lines'"),
         (("verify", "--serve", "--port", "http"), "'--port'"),
+        (("plan", "charlm", "--hour-value", "inf"), "'--hour-value'"),
+        (("train", "charlm", "--price=inf"), "'--price'"),
     ],
 )
 def test_a_wrong_value_of_an_option_is_repeated(arguments: tuple[str, ...], got: str) -> None:

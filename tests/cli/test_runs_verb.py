@@ -48,6 +48,18 @@ def test_a_run_is_one_line_with_its_name_whole(
     assert any(" recipe " in line for line in lines) == (columns == 200)
 
 
+def test_the_limit_that_ended_a_run_is_not_folded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with RunFolder.create(tmp_path, load_recipe("charlm", ["name=seedchars"]), rig={}) as run:
+        with Metrics(run.metrics_path) as metrics:
+            metrics.log(1344, {"loss": 1.2, "validation_loss": 1.1, "dollars": 0.03})
+        run.finish("done", "budget.dollars: the next step would not fit into $0.03 any more")
+    [line] = [line for line in listed(capsys, tmp_path) if run.path.name in line]
+    assert line.endswith(" budget.dollars")
+
+
 def test_what_was_spent_stands_beside_the_plan_with_its_sum(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = listed(capsys, root, "--spent")
     [together] = [line.split() for line in lines if line.strip().startswith("together")]

@@ -22,7 +22,8 @@ OPTIONAL = ("stage", "gates", "$")
 LEAVING = ("created", "recipe", "stage", "best step", "loss", "$", "gates", "step")
 WHOLE = ("run", "status", "step", "loss", "validation", "best step", "$")
 MARGIN = 3  # blanks between two columns
-LEAST_NOTE = 12
+EDGE = 2  # a blank before the first and one behind the last
+LEAST_NOTE = len("budget.dollars")
 
 
 def runs(
@@ -64,7 +65,7 @@ def _that_fit(rows: list[list[str]], width: int) -> list[int]:
     wide = [max(len(COLUMNS[i]), *(len(row[i]) for row in rows)) for i in range(len(COLUMNS))]
     wide[-1] = min(wide[-1], LEAST_NOTE)  # notes may be folded
     for name in LEAVING:
-        if sum(wide[i] + MARGIN for i in shown) - MARGIN <= width:
+        if EDGE + sum(wide[i] + MARGIN for i in shown) - MARGIN <= width:
             break
         shown = [i for i in shown if COLUMNS[i] != name]
     return shown

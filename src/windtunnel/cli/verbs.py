@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from importlib import import_module
 from typing import Any
 
@@ -64,6 +65,7 @@ class Telling:
         given = list(args)  # parsing takes them out
         try:
             found: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
+            self._refuse_endless(ctx)
             return found
         except Exception as error:
             wrong = _argument_of(getattr(error, "param", None), given)
@@ -74,6 +76,13 @@ class Telling:
             if option is not None and "requires an argument" in str(getattr(error, "message", "")):
                 error.message = f"Option '{name}' requires an argument. {getattr(option, 'help', None) or ''}"  # type: ignore[attr-defined]
             raise
+
+    def _refuse_endless(self, ctx: Any) -> None:
+        """Refuse nan and inf, which are numbers to Python and none to a plan."""
+        for option in self.params:
+            value = ctx.params.get(option.name)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise typer.BadParameter("expected a number", ctx=ctx, param=option)
 
 
 class Verb(Telling, TyperCommand):
