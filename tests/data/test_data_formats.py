@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
 from pathlib import Path
@@ -119,6 +120,13 @@ LINE = json.dumps({"text": "Good."}) + "\n"
         ("a.jsonl.gz", gzip.compress(LINE.encode() * 999, mtime=0)[:-20], "is damaged gzip"),
         ("a.jsonl.zst", zstandard.compress(LINE.encode() * 999)[:-5], "is damaged zstd: it ends in the middle"),
         ("a.parquet", b"PAR1 and nothing else PAR1", "cannot be read as parquet"),
+        ("a.txt", "# made by hand\n" + LINE * 9, "has a JSON object on most lines"),
+        ("a.json", '["one", "two"]', "one JSON array"),
+        ("a.json", '{\n "data": [1]\n}', "one JSON object"),
+        ("a.txt.bz2", bz2.compress(b"text"), "is bzip2"),
+        ("a.zip", b"PK\x03\x04 and so on", "is zip"),
+        ("a.tgz", gzip.compress(b"a.txt".ljust(257, b"\0") + b"ustar\x0000"), "is a tar archive"),
+        ("a.parquet", b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n", "is a Git LFS pointer"),
     ],
 )
 def test_bad_files_are_named(tmp_path: Path, name: str, content: str | bytes, message: str) -> None:
@@ -127,6 +135,31 @@ def test_bad_files_are_named(tmp_path: Path, name: str, content: str | bytes, me
     with pytest.raises(UserError, match=message) as caught:
         read(path)
     assert caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "command"),
+    [
+        (
+            "two words.txt.gz",
+            gzip.compress("text in pairs of bytes".encode("utf-16")),
+            "zcat 'two words.txt.gz' | iconv -f utf-16",
+        ),
+        ("a.txt", "caf\xe9 noir".encode("latin1"), "iconv -f cp1252 -t utf-8 a.txt > a.utf8.txt (or -f"),
+        ("a.txt", "caf\xe9".encode()[:-1], "if it was cut off inside a character, download it again"),
+        ("a.jsonl", "[" + LINE + "]", "jq -c '.[]' a.jsonl > a.lines.jsonl"),
+        ("a.json", '["one"]', "jq -c '.[] | {text: .}' a.json"),
+        ("a.jsonl", LINE + '{"txt": "b"}\n', "mend the record"),
+    ],
+)
+def test_the_fix_of_a_bad_file_can_be_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str | bytes, command: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(UserError) as caught:
+        read(Path(name))
+    assert command in (caught.value.fix or "")
 
 
 def test_json_lines_are_raw_text_only_on_demand(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from windtunnel.check import Check, CheckFailed, Context, Evidence, Findings, Sa
 from windtunnel.recipe import ArithmeticCorpus, Recipe, StdlibCorpus, TextCorpus, UserCorpus, UserError
 
 from .checks_text import SAMPLE_BYTES, profile
+from .not_text import what_else
 
 if TYPE_CHECKING:
     from windtunnel.data import CorpusFile, PreparedData
@@ -20,17 +21,6 @@ if TYPE_CHECKING:
 HEAD_BYTES = 4096
 MOST_FILES = 20_000
 SHOWN = 3
-_FORMATS = (
-    (b"BZh", "bzip2", "bunzip2 it"),
-    (b"\xfd7zXZ\0", "xz", "unxz it"),
-    (b"PK\x03\x04", "zip (or a Word or Excel file)", "unzip it"),
-    (b"%PDF-", "PDF", "extract its text"),
-    (b"\xff\xfe", "UTF-16", "iconv -f utf-16 -t utf-8"),
-    (b"\xfe\xff", "UTF-16", "iconv -f utf-16 -t utf-8"),
-    (b"SQLite format 3\0", "an SQLite database", "export its text"),
-    (b"\x89HDF", "HDF5", "export its text"),
-)
-_POINTER = b"version https://git-lfs.github.com/spec/"
 _PAGE = (b"<!doctype html", b"<html")
 _ERRORS = (b"access denied", b"<error><code>", b"404 not found", b"not found", b"403 forbidden", b"rate limit")
 ERROR_BYTES = 2048
@@ -94,11 +84,9 @@ def files(context: Context, say: Say) -> Evidence:
 
 def _what_else(beginning: bytes, size: int) -> tuple[str, str] | None:
     """Return (what a file is instead of text, what to do), or None."""
-    for magic, name, fix in _FORMATS:
-        if beginning.startswith(magic):
-            return f"this is {name}", fix
-    if beginning.startswith(_POINTER):
-        return "this is a Git LFS pointer of 3 lines, the data itself was not fetched", "git lfs pull"
+    found = what_else(beginning)
+    if found is not None:
+        return f"this is {found[0]}", found[1]
     start = beginning.lstrip()[:200].lower()
     if start.startswith(_PAGE) and size < 100 * ERROR_BYTES:
         return "this is an HTML page, perhaps a download's error message", "download the file again and look at it"

@@ -16,7 +16,8 @@ from windtunnel.recipe import Plugin, StdlibCorpus, TextCorpus, UserCorpus, User
 
 from .cache import cache_root, locked, new_folder
 from .documents import DocumentBatch, batch_of
-from .formats import BOM, Form, dataset_files, form_of, open_bytes, records, refuse_utf16, unreadable
+from .formats import BOM, Form, dataset_files, form_of, open_bytes, records, unreadable
+from .not_text import refuse_utf16, to_utf8
 
 BLOCK = 8 << 20
 LARGEST_DOCUMENT = 64 << 20
@@ -212,6 +213,8 @@ def _without_text(file: CorpusFile, number: int, record: dict[str, object]) -> U
         return UserError(f"{where}: this is a conversation, not a document", "--set data.corpus.kind=conversations")
     texts = [key for key, value in record.items() if isinstance(value, str)]
     fix = f"--set data.corpus.text_key={texts[0]}" if texts else "name the key that holds the text with data.corpus.text_key"
+    if number > 1:  # the records before have it
+        fix = "mend the record or leave it out"
     has = ", ".join(map(repr, sorted(record))) or "none"
     return UserError(f"{where}: no key {file.text_key!r} with the document's text; it has {has}", fix)
 
@@ -286,9 +289,10 @@ def _checked(path: str, documents: list[bytes], offsets: list[int]) -> Iterator[
             text.decode("utf-8")
         except UnicodeDecodeError as error:
             where = _file_offset(batch, error.start)
+            cut = error.end == len(text) and error.reason == "unexpected end of data"
             raise UserError(
                 f"data.corpus.files: {path} is not UTF-8: byte 0x{text[error.start]:02x} at byte offset {where} ({error.reason})",
-                f"convert it: iconv -f latin1 -t utf-8 {path}",
+                ("if it was cut off inside a character, download it again; otherwise " if cut else "") + to_utf8(path),
             ) from None
     yield batch
 

@@ -7,12 +7,15 @@ import gzip
 import io
 import json
 import os
+import shlex
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Literal
 
 from windtunnel.recipe import UserError, parse_json
+
+from .not_text import refuse_other, to_utf8
 
 Form = Literal["text", "jsonl", "array", "parquet", "arrow"]
 
@@ -22,6 +25,7 @@ BOM = codecs.BOM_UTF8
 _GZIP, _ZSTD, _PARQUET = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1"
 _ARROW = (b"ARROW1", b"\xff\xff\xff\xff")  # a file, a stream
 _HEAD = 64 << 10
+_LINES = 20  # of the head, by which a text is told from JSON lines
 _ZSTD_BLOCK = 32 << 10  # compressed bytes taken at once: even a bomb then grows by megabytes, not by gigabytes
 _ROWS = 1024
 _PART = 1 << 20
@@ -133,7 +137,8 @@ def form_of(path: str, declared: str = "auto") -> Form:
         declared: text, jsonl, parquet (or Arrow), records (any of them but text), or auto.
 
     Raises:
-        UserError: the file is not what was declared; it is UTF-16; it looks like JSON and its name says text.
+        UserError: the file is not what was declared; it is UTF-16, packed or no text; it is JSON and not
+            declared, other than an object a line.
     """
     with open_bytes(path) as file:
         try:
@@ -145,7 +150,7 @@ def form_of(path: str, declared: str = "auto") -> Form:
     elif head.startswith(_ARROW):
         found = "arrow"
     else:
-        refuse_utf16(path, head)
+        refuse_other(path, head)
         if declared == "records" and head.removeprefix(BOM).lstrip().startswith(b"["):
             return "array"
         lines = declared in ("jsonl", "records") or (declared == "auto" and _is_json_lines(path, head))
@@ -159,46 +164,37 @@ def form_of(path: str, declared: str = "auto") -> Form:
     return found
 
 
-def refuse_utf16(path: str, head: bytes) -> None:
-    """Raise a UserError that names the fix if text begins as UTF-16 or UTF-32 does, with a byte order mark or without."""
-    name = None
-    if head.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
-        name = "utf-32"
-    elif head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        name = "utf-16"
-    elif len(head) >= 16 and head[:64].count(0) >= len(head[:64]) // 3:
-        # ASCII as UTF-16 has a zero in every second byte.
-        even, odd = head[:64:2].count(0), head[1:64:2].count(0)
-        name = "utf-16le" if odd > 4 * even else "utf-16be" if even > 4 * odd else None
-    if name is not None:
-        shown = name.upper()
-        raise UserError(
-            f"data.corpus.files: {path} is {shown}, expected UTF-8", f"convert it: iconv -f {name} -t utf-8 {path} > {path}.utf8"
-        )
-
-
 def _is_json_lines(path: str, head: bytes) -> bool:
     """Return whether a file holds JSON lines by its name; raises where the contents are JSON and the name does not say so."""
     suffixes = [s for s in Path(path).suffixes if s not in (".gz", ".gzip", ".zst", ".zstd")]
-    if suffixes and suffixes[-1] in (".jsonl", ".ndjson"):
+    suffix = suffixes[-1] if suffixes else ""
+    if suffix in (".jsonl", ".ndjson"):
         return True
     text = head.removeprefix(BOM).lstrip()
-    line, end, _ = text.partition(b"\n")
-    if line.startswith(b'{"') and (_is_object(line) or (not end and b'":' in line and len(head) == _HEAD)):
-        if suffixes and suffixes[-1] == ".json":
-            return True
+    lines = text.split(b"\n", _LINES)
+    first = lines[0].startswith(b'{"') and (_is_object(lines[0]) or (len(lines) == 1 and b'":' in text and len(head) == _HEAD))
+    if first and suffix == ".json":
+        return True
+    if first or sum(map(_is_object, lines[:-1])) > len(lines) // 2:
+        begins = "begins with a JSON object" if first else "has a JSON object on most lines"
         raise UserError(
-            f"data.corpus.files: {path} is plain text by its name, and begins with a JSON object as JSON lines do",
+            f"data.corpus.files: {path} is plain text by its name, and {begins} as JSON lines do",
             "--set data.corpus.format=jsonl to train on its texts, or format=text to train on braces and keys",
         )
-    if suffixes and suffixes[-1] == ".json" and line.startswith(b"[") and text[1:].lstrip().startswith(b"{"):
-        raise _array(path)
+    if suffix == ".json" and text.startswith((b"[", b"{")):
+        raise _array(path, text)
     return False
 
 
-def _array(path: str) -> UserError:
-    what = f"data.corpus.files: {path} is one JSON array, expected an object a line"
-    return UserError(what, f"jq -c '.[]' {path} > {path}l, and name that")
+def _array(path: str, text: bytes) -> UserError:
+    """Return the error for a file of JSON that is one value: an array, of objects or of other things, or one object."""
+    lines = shlex.quote(str(Path(path).with_suffix(".lines.jsonl")))
+    take = ".[]" if text[1:].lstrip().startswith(b"{") else ".[] | {text: .}"
+    if text.startswith(b"{"):
+        fix = 'write {"text": ...} a line for each document, or --set data.corpus.format=text to train on braces and keys'
+        return UserError(f"data.corpus.files: {path} is one JSON object, expected an object a line", fix)
+    fix = f"jq -c '{take}' {shlex.quote(path)} > {lines}, and name that"
+    return UserError(f"data.corpus.files: {path} is one JSON array, expected an object a line", fix)
 
 
 def _is_object(line: bytes) -> bool:
@@ -271,7 +267,7 @@ def line_records(path: str, number: int, lines: bytes) -> Iterator[tuple[int, di
         if content.isspace():
             continue
         if at == 1 and content.startswith(b"["):
-            raise _array(path)
+            raise _array(path, content)
         yield at, _json_record(path, at, content)
 
 
@@ -283,9 +279,7 @@ def _json_record(path: str, number: int, line: bytes) -> dict[str, Any]:
     try:
         record = parse_json(line)
     except UnicodeDecodeError as error:
-        raise UserError(
-            f"{path}:{number}: not UTF-8 ({error.reason})", f"convert it: iconv -f latin1 -t utf-8 {path} > {path}.utf8"
-        ) from None
+        raise UserError(f"{path}:{number}: not UTF-8 ({error.reason})", to_utf8(path)) from None
     except ValueError as error:
         shown = line[:60].decode("utf-8", "replace").strip()
         raise UserError(f"{path}:{number}: not JSON: {error} ({shown!r})", "write one JSON object a line") from None
@@ -306,8 +300,7 @@ def _array_records(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
         listed = parse_json(content.removeprefix(BOM).decode("utf-8"))
     except UnicodeDecodeError as error:
-        fix = f"convert it: iconv -f latin1 -t utf-8 {path} > {path}.utf8"
-        raise UserError(f"data.corpus.files: {path} is not UTF-8 ({error.reason})", fix) from None
+        raise UserError(f"data.corpus.files: {path} is not UTF-8 ({error.reason})", to_utf8(path)) from None
     except ValueError as error:
         raise UserError(f"data.corpus.files: {path} is not JSON: {error}", "download or write it again") from None
     for number, record in enumerate(listed, 1):
