@@ -73,7 +73,7 @@ def test_the_keys_of_a_recipe_are_those_of_its_kinds(tmp_path: Path) -> None:
 def test_every_key_that_a_foreign_word_leads_to_is_one() -> None:
     known = paths()
     for word, (key, _) in KEYS.items():
-        assert key.replace("NAME", "pretrain") in known or key.startswith("--gpus"), word
+        assert key.replace("NAME", "pretrain") in known or key.startswith(("--gpus", "--root")), word
     assert VALUES["shard"]["zero3"] == "full"
 
 
@@ -98,6 +98,11 @@ def test_every_key_that_a_foreign_word_leads_to_is_one() -> None:
         ("layout.precision=bf16", "precision is stages.pretrain.precision here (auto, fp32, bf16 or fp8)"),
         ("layout.sharding=fsdp", "sharding is layout.shard here (none, optimizer or full)"),
         ("base=trm", "base is extends here"),
+        ("depth=12", "unknown key; nearest: model.depth"),
+        ("tokens=1e9", "nearest: budget.tokens"),
+        ("compile=false", "nearest: stages.pretrain.compile"),
+        ("model.depht=12", "nearest: depth"),
+        ("wandb_run=x", "wandb_run is notify.track here"),
     ],
 )
 def test_other_peoples_words_are_refused_with_ours(given: str, told: str) -> None:

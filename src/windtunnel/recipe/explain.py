@@ -14,6 +14,7 @@ from .schema import Recipe
 from .synonyms import same_key, same_value
 from .yamlfile import Path_
 
+_MOST_PATHS = 2
 _LONGEST_VALUE = 80
 CORPUS = ("data", "corpus")
 """Where a kind may be one that an installed package offers."""
@@ -60,7 +61,7 @@ def _line(parts: Path_, items: list[Any], model: type[BaseModel] | None, origin:
         case "extra_forbidden":
             names = [name for name, field in model.model_fields.items() if not field.exclude] if model else []
             stage = parts[1] if parts[0] == "stages" and len(parts) > 2 else "pretrain"
-            same = same_key(".".join(parts), first["input"], stage) or _of_recipe(parts)
+            same = same_key(".".join(parts), first["input"], stage) or _of_recipe(parts) or _elsewhere(parts[-1], stage)
             return f"{start}: unknown key; {same or _nearest(parts[-1], names) or 'valid: ' + ', '.join(names)}"
         case "missing":
             return f"{start}: missing; it must be given, with what `windtunnel recipe --keys {parts[0]}` lists"
@@ -87,6 +88,16 @@ def _of_recipe(parts: Path_) -> str:
         return ""
     _, stage, name = parts
     return f"{name} is a key of the recipe itself, not of a stage; for this stage alone: stages.{stage}.set={{{name}...: ...}}"
+
+
+def _elsewhere(name: str, stage: str) -> str:
+    """Say where a key of this very name stands, the shortest paths first, and of several stages this one's."""
+    from .keys import recipe_keys  # which reads this module
+
+    paths = {key.path for group in recipe_keys() for key in group.keys if key.path.rpartition(".")[2] == name}
+    if f"stages.{stage}.{name}" in paths:
+        paths = {path for path in paths if not path.startswith("stages.") or path.startswith(f"stages.{stage}.")}
+    return f"nearest: {', '.join(sorted(paths, key=lambda path: (len(path), path))[:_MOST_PATHS])}" if paths else ""
 
 
 def _nullable(parts: Path_, model: type[BaseModel] | None) -> bool:

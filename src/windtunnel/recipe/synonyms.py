@@ -30,6 +30,8 @@ _LORA = ("model.adapter.rank", "")
 _GPUS = ("--gpus, or the rig of plan --on", "the machine's GPUs are found")
 _AGAIN = ("layout.recompute", "none or block")
 _SHARD = ("layout.shard", "none, optimizer or full")
+_TRACK = ("notify.track", "[wandb], [mlflow] or [trackio]")
+_FOLDER = ("--root, or $WINDTUNNEL_RUNS", "the folder of all runs")
 _FILES = ("data.corpus.files", "with data.corpus.kind: text")
 
 KEYS: dict[str, tuple[str, str]] = {
@@ -81,6 +83,9 @@ KEYS: dict[str, tuple[str, str]] = {
     "val_fraction": ("data.validation", "a share"),
     "val_split": ("data.validation", "a share"), "validation_split": ("data.validation", "a share"),
     "random_seed": ("seed", ""), "early_stopping_patience": ("bands.overfit_patience", "validations"),
+    "early_stopping": ("bands.overfit_patience", "validations"), "window_pattern": ("model.window", ""),
+    "wandb": _TRACK, "wandb_run": _TRACK, "wandb_log": _TRACK, "report_to": _TRACK, "wandb_project": ("notify.project", ""),
+    "out_dir": _FOLDER, "output_dir": _FOLDER, "save_dir": _FOLDER, "checkpoint_dir": _FOLDER,
 }  # fmt: skip
 """Another's word, in small letters -> the key that means the same, and what to know about it."""
 
