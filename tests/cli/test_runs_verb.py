@@ -60,6 +60,19 @@ def test_the_limit_that_ended_a_run_is_not_folded(
     assert line.endswith(" budget.dollars")
 
 
+@pytest.mark.parametrize("options", [(), ("--spent",)])
+def test_a_folder_with_a_long_name_folds_and_cuts_nothing(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    first = list_runs(root)[0].path
+    first.rename(root / ("a copy of the run with 中文字 and [bold]markup " + "that goes on " * 3).strip())
+    lines = listed(capsys, root, *options)
+    assert " ".join(line.split("  ")[0].strip() for line in lines).count("goes on") == 3
+    [heading] = [f"{line} " for line in lines if line.startswith(" run ")]
+    assert all(f" {name} " in heading for name in ("run", "status", "planned $" if options else "validation"))
+
+
 def test_what_was_spent_stands_beside_the_plan_with_its_sum(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = listed(capsys, root, "--spent")
     [together] = [line.split() for line in lines if line.strip().startswith("together")]

@@ -10,6 +10,8 @@ from windtunnel.recipe import UserError
 
 PIPE_WIDTH = 200
 WIDEST = 120
+BETWEEN = 3  # blanks between two columns of a table
+LEAST = 8  # of a column that is folded
 # What a terminal obeys: escapes and other controls. A candidate's error may have some in its name.
 CONTROLS = {code: "\ufffd" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"}
 
@@ -54,7 +56,7 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
         title: printed above the table.
         columns: their headings.
         rows: of as many cells as there are columns.
-        whole: headings of columns that are never folded.
+        whole: headings of columns that are not folded while there is room for all of them; then the widest is first.
     """
     from rich import box
     from rich.table import Table
@@ -63,11 +65,24 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     table = Table(
         title=Text(title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, show_header=any(columns)
     )
+    kept = _whole(columns, rows, whole, width())
     for column in columns:
-        table.add_column(Text(column), overflow="fold", no_wrap=column in whole)
+        table.add_column(Text(column), overflow="fold", no_wrap=column in kept)
     for row in rows:
         table.add_row(*(Text(cell.translate(CONTROLS)) for cell in row))
     _print(table)
+
+
+def _whole(columns: Sequence[str], rows: Sequence[Sequence[str]], whole: Sequence[str], width: int) -> list[str]:
+    """Return the columns that can be left whole, so that none is cut: with blanks between, and a little for each other one."""
+    from rich.cells import cell_len
+
+    wide = {c: max(map(cell_len, (c, *(row[i] for row in rows)))) for i, c in enumerate(columns) if c in whole}
+    room = width - len(columns) * BETWEEN - sum(min(LEAST, len(c)) for c in columns if c not in wide)
+    while wide and sum(wide.values()) > room:
+        del wide[max(wide, key=lambda column: wide[column])]
+        room -= LEAST
+    return list(wide)
 
 
 def print_remarks(remarks: Sequence[tuple[str, str]]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .options import DEFAULT_ROOT, JsonOption, RootOption
-from .output import print_json, print_table, width
+from .output import BETWEEN, print_json, print_table, width
 
 if TYPE_CHECKING:
     from windtunnel.cluster import JobLine
@@ -21,7 +21,6 @@ OPTIONAL = ("stage", "gates", "$")
 # What goes first where there is no room, as on 80 columns: what the folder's name tells, then what `watch` shows.
 LEAVING = ("created", "recipe", "stage", "best step", "loss", "$", "gates", "step")
 WHOLE = ("run", "status", "step", "loss", "validation", "best step", "$")
-MARGIN = 3  # blanks between two columns
 EDGE = 2  # a blank before the first and one behind the last
 LEAST_NOTE = len("budget.dollars")
 
@@ -59,13 +58,14 @@ def runs(
 
 
 def _that_fit(rows: list[list[str]], width: int) -> list[int]:
-    """Return the columns that there is room for without folding names and numbers; empty ones are left out."""
+    """Return the columns that there is room for without folding usual names and numbers; empty ones are left out."""
     # Most recipes have no stages, many machines no price.
     shown = [i for i, name in enumerate(COLUMNS) if name not in OPTIONAL or any(row[i] for row in rows)]
     wide = [max(len(COLUMNS[i]), *(len(row[i]) for row in rows)) for i in range(len(COLUMNS))]
+    wide[0] = min(wide[0], width // 2)  # a folder's name may be anything
     wide[-1] = min(wide[-1], LEAST_NOTE)  # notes may be folded
     for name in LEAVING:
-        if EDGE + sum(wide[i] + MARGIN for i in shown) - MARGIN <= width:
+        if EDGE + sum(wide[i] + BETWEEN for i in shown) - BETWEEN <= width:
             break
         shown = [i for i in shown if COLUMNS[i] != name]
     return shown
