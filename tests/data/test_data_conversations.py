@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from windtunnel.data import (
     preview,
     shown_samples,
     solve,
+    time_limit,
+    within,
 )
 from windtunnel.data.bpe import CHATML_END, CHATML_START, train_bpe
 from windtunnel.data.conversations import Conversation, ConversationReader
@@ -202,6 +205,16 @@ def test_a_template_that_forgets_is_refused(folders: Path) -> None:
         template.encode([Conversation("here:1", messages)], "answers")
     assert "loss=last" in str(caught.value.fix)
     assert learned_texts(template, messages, "last") == ANSWERS[1:]
+
+
+def test_a_template_with_an_endless_loop_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time_limit, "TEMPLATE_SECONDS", 0.2)
+    endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    template = template_of(small_folder(tmp_path / "endless", endless))
+    with pytest.raises(UserError, match=r"here:1: the chat template \(model\) refuses it: it computes for too long"):
+        template.encode([Conversation("here:1", TALK)], "answers")
+    assert within(lambda: "done") == "done"
+    assert within(lambda: time.sleep(0.5), 0.2) is None, "to wait is no work"
 
 
 def test_templates_that_cannot_be_had_are_named(folders: Path) -> None:

@@ -13,7 +13,9 @@ from tiny import NAME, running_server, serving
 from tiny_hf import tiny_llama
 from waiting import HANG
 
+from windtunnel.data import time_limit
 from windtunnel.generate import load_source
+from windtunnel.generate.text import FolderText
 from windtunnel.recipe import UserError
 
 HELLO = [{"role": "system", "content": "one"}, {"role": "user", "content": "hello"}]
@@ -105,15 +107,20 @@ def test_plain_completions_of_the_same_folder(client: openai.OpenAI) -> None:
     ("fields", "param", "part"),
     [
         ({"messages": []}, "messages", "at least 1"),
-        ({"messages": [{"role": "poet", "content": "x"}]}, "messages", "unknown role poet"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages", "text"),
-        ({"messages": [{"role": "user", "content": "x", "tool_calls": [1]}]}, "messages", "tool_calls"),
+        ({"messages": [{"role": "poet", "content": "x"}]}, "messages", "the role 'poet' is not one of"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "unknown role tool"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "messages",
+            "messages: content of type 'image_url' is not supported, only 'text'",
+        ),
+        ({"messages": [{"role": "user", "content": "x", "tool_calls": [1]}]}, "messages", "messages: 'tool_calls' in"),
         ({"messages": [{"role": "user", "content": "x " * 500}]}, "messages", "the model's context is 256"),
         ({"max_completion_tokens": 10_000}, "max_completion_tokens", "at most 200"),
         ({"top_logprobs": 2}, "top_logprobs", "logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "20"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "stream"),
-        ({"tools": [{"type": "function"}]}, "tools", "0"),
+        ({"tools": [{"type": "function"}]}, "tools", "not supported by this server, only []"),
         ({"response_format": {"type": "json_object"}}, "response_format", "text"),
         ({"n": 100}, "n", "at most"),
     ],
@@ -125,6 +132,24 @@ def test_wrong_requests_are_400_and_name_the_field(url: str, fields: dict[str, o
     error = response.json()["error"]
     assert error["param"] == param
     assert part in error["message"]
+
+
+def test_a_template_may_have_roles_of_its_own(tmp_path: Path) -> None:
+    folder = tiny_llama(tmp_path / "any")
+    text = FolderText(folder)
+    text.inner.chat_template = "{% for m in messages %}{% if m.role == 'ipython' %}tool: {% endif %}{{ m.content }}{% endfor %}"
+    assert text.chat([{"role": "ipython", "content": "one"}]) == text.encode("tool: one")
+    assert text.chat([{"role": "developer", "content": "one"}]) == text.encode("one")
+    with pytest.raises(UserError, match="the role 'poet' is not one of developer, system"):
+        text.chat([{"role": "poet", "content": "one"}])
+
+
+def test_an_endless_template_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time_limit, "TEMPLATE_SECONDS", 0.2)
+    text = FolderText(folder)
+    text.inner.chat_template = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    with pytest.raises(UserError, match="refuses these messages: it computes for too long"):
+        text.chat(HELLO)
 
 
 def test_a_model_without_a_template_says_what_to_use() -> None:

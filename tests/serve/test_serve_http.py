@@ -108,7 +108,7 @@ def test_models(client: openai.OpenAI) -> None:
         ({"stop": ""}, "stop", "at least 1"),
         ({"best_of": 2}, "best_of", "1"),
         ({"presence_penalty": 0.5}, "presence_penalty", "0"),
-        ({"logit_bias": {"1": 5}}, "logit_bias", "0"),
+        ({"logit_bias": {"1": 5}}, "logit_bias", "only {}"),
         ({"temprature": 1}, "temprature", "unknown parameter"),
         ({"prompt": "what?"}, "prompt", "'w' (U+0077)"),
         ({"prompt": "\ud800"}, "prompt", "U+D800"),

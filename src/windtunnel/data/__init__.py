@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .theses import Rejected, Thesis, check_thesis, render_input
     from .theses_export import export_theses, require_empty
     from .theses_read import encode_questions, read_questions
+    from .time_limit import within
     from .tokenizer import Characters, StreamDecoder, Tokenizer, UnknownCharacter, load_tokenizer
 
 __all__ = [
@@ -114,6 +115,7 @@ __all__ = [
     "task_prompt",
     "template_of",
     "thesis_gates",
+    "within",
     "write_tokenizer",
 ]
 
@@ -197,6 +199,7 @@ _LAZY = {
     "solve": "arithmetic",
     "solve_grids": "sudoku_solve",
     "symmetry_key": "sudoku_make",
+    "within": "time_limit",
 }
 
 

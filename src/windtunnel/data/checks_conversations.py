@@ -15,6 +15,7 @@ from windtunnel.check import Check, CheckFailed, Context, Evidence, Findings, Sa
 from windtunnel.recipe import Conversational, MixtureCorpus, TextCorpus, ThesisCorpus
 
 from .checks import has_text, head, is_json_lines
+from .time_limit import within
 
 if TYPE_CHECKING:
     import tokenizers
@@ -371,7 +372,7 @@ def render(template: str, messages: list[dict[str, str]], special: dict[str, str
     environment.globals.update(raise_exception=refuse, strftime_now=now)
     tokens = {f"{name}_token": text for name, text in special.items()}
     made = environment.from_string(_GENERATION.sub("", template))
-    return made.render(messages=messages, tools=None, add_generation_prompt=add_generation_prompt, **tokens)
+    return within(lambda: made.render(messages=messages, tools=None, add_generation_prompt=add_generation_prompt, **tokens))
 
 
 def _turns(*contents: str) -> list[dict[str, str]]:

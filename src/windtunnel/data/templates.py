@@ -29,6 +29,7 @@ from .bpe import BOS_TEXT, CHATML_END, CHATML_START
 from .conversations import Conversation, Message, learned
 from .documents import Array
 from .subwords import Folder, Subwords
+from .time_limit import within
 from .tokenizer import Characters, Tokenizer
 
 Span = tuple[int, int]
@@ -102,9 +103,11 @@ class ChatTemplate:
         special: Any = self.special
         # transformers keeps one compiled template for all threads, which notes its spans in itself.
         with _RENDERING:
-            made: Any = render_jinja_template(
-                conversations=[list(messages)], tools=tools, chat_template=self.source, add_generation_prompt=ask,
-                return_assistant_tokens_mask=mark, **special,
+            made: Any = within(
+                lambda: render_jinja_template(
+                    conversations=[list(messages)], tools=tools, chat_template=self.source, add_generation_prompt=ask,
+                    return_assistant_tokens_mask=mark, **special,
+                ),
             )  # fmt: skip
         texts, spans = made
         return texts[0], [(int(a), int(b)) for a, b in spans[0]] if mark else []

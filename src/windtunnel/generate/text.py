@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from windtunnel.data import StreamDecoder, Tokenizer
+from windtunnel.data import StreamDecoder, Tokenizer, within
 from windtunnel.recipe import UserError
 
 Message = dict[str, Any]
@@ -29,6 +29,10 @@ class TokenInfo:
     offset: int
     log_probability: float | None = None
     top: dict[str, float] | None = None
+
+
+ROLES = ("developer", "system", "user", "assistant", "tool", "function")
+"""Of OpenAI's messages; templates may have more."""
 
 
 @dataclass(frozen=True)
@@ -224,17 +228,27 @@ class FolderText:
         """Return the ids of a conversation by the folder's template.
 
         Raises:
-            UserError: there is no template, or it refuses these messages.
+            UserError: there is no template, it refuses these messages, or neither it nor anyone has heard of a role.
         """
         if not self.inner.chat_template:
             raise UserError("this model's folder has no chat template", "use /v1/completions")
+        for message in messages:
+            self._require_role(message["role"])
         try:
-            ids: list[int] = self.inner.apply_chat_template(
-                list(messages), tokenize=True, add_generation_prompt=True, return_dict=False
+            ids: list[int] = within(
+                lambda: self.inner.apply_chat_template(
+                    list(messages), tokenize=True, add_generation_prompt=True, return_dict=False
+                )
             )
         except Exception as error:  # a template is a program of the model's: it may refuse, or fail
             raise UserError(f"the model's chat template refuses these messages: {error}") from None
         return ids
+
+    def _require_role(self, role: str) -> None:
+        """Refuse a role that most templates would write down as it is, whatever it says. Raises UserError."""
+        named = any(f"{quote}{role}{quote}" in str(self.inner.chat_template) for quote in "'\"")
+        if role not in ROLES and not named:
+            raise UserError(f"the role {role!r} is not one of {', '.join(ROLES)}, and the model's chat template does not name it")
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of ids, special tokens left out."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
 
 from windtunnel.generate import GenerationJob, Generator
 from windtunnel.recipe import Serve, UserError
@@ -79,12 +79,21 @@ class TextPart(_Strict):
 
 
 class ChatMessage(BaseModel):
-    """One message. A model's template decides which roles there are; what else a client sends along must be null."""
+    """One message. Its role is one of OpenAI's or of the model's template; what else a client sends along must be null."""
 
     model_config = ConfigDict(extra="allow", strict=True)
     role: str = Field(max_length=64)
     content: str | list[TextPart] | None = None
     name: str | None = Field(None, max_length=256)
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _only_text(cls, content: Any) -> Any:
+        parts = content if isinstance(content, list) else []
+        other = next((p["type"] for p in parts if isinstance(p, dict) and p.get("type", "text") != "text"), None)
+        if other is not None:
+            raise ValueError(f"content of type {str(other)[:100]!r} is not supported, only 'text'")
+        return content
 
     @model_validator(mode="after")
     def _nothing_else(self) -> ChatMessage:
@@ -157,18 +166,19 @@ def parse_request(kind: type[Request], raw: bytes) -> Request:
         raise APIError(400, f"{name!r} is not supported by this server", param=name, code="unsupported_parameter")
     if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
         raise APIError(400, f"unknown parameter {name[:100]!r}", param=name[:100], code="unknown_parameter")
-    messages = list(dict.fromkeys(p["msg"] for p in problems if p["loc"] and str(p["loc"][0]) == name))
-    words = f"{name}: {' or: '.join(messages[:4])}"
     if name in _NEUTRAL:
-        raise APIError(400, f"{words}; other values are not supported", param=name, code="unsupported_value")
-    raise APIError(400, words, param=name, code="invalid_value")
+        words = f"{name}: this value is not supported by this server, only {_NEUTRAL[name]}"
+        raise APIError(400, words, param=name, code="unsupported_value")
+    own = (p["msg"].removeprefix("Value error, ") for p in problems if p["loc"] and str(p["loc"][0]) == name)
+    raise APIError(400, f"{name}: {' or: '.join(list(dict.fromkeys(own))[:4])}", param=name, code="invalid_value")
 
 
-_NEUTRAL = (
-    "presence_penalty", "frequency_penalty", "logit_bias", "best_of", "suffix", "response_format", "tools", "tool_choice",
-    "store", "service_tier",
-)  # fmt: skip
-"""Accepted where they ask for nothing."""
+_NEUTRAL = {
+    "presence_penalty": "0", "frequency_penalty": "0", "logit_bias": "{}", "best_of": "1", "suffix": "null",
+    "response_format": '{"type": "text"}', "tools": "[]", "tool_choice": '"none" or "auto"', "store": "false",
+    "service_tier": '"auto" or "default"',
+}  # fmt: skip
+"""Accepted where they ask for nothing -> how that is written."""
 _OF_OTHERS = (
     "audio", "function_call", "functions", "modalities", "prediction", "prompt_cache_key", "reasoning_effort",
     "safety_identifier", "verbosity", "web_search_options",
