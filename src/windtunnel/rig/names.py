@@ -36,7 +36,12 @@ _LAST_NODES = re.compile(r"^(?P<rest>.+?)\s*[x×*]\s*(?P<nodes>\d+)\s*nodes?$", 
 _BEHIND = re.compile(r"^(?P<name>[A-Za-z][\w-]*?)(?:\s*,\s*|\s*\(|-(?=[1-9]$))(?P<count>\d{1,3})\s*[x×]?\s*\)?$")
 _GLUED = re.compile(r"^(?P<count>\d{1,2})(?:-(?:way\s+|\s*)?|\s+way\s+|(?=[a-wyz]))(?P<name>[a-wyz]{1,2}\d{2,3}\w*.*)$", re.I)
 _MARKET = re.compile(r"[\s,(]*\b(?P<kind>spot|on[ -]demand)\b[\s,)]*(?:instances?|prices?)?", re.I)
-_HERE = re.compile(r"^(?:this|my own) (?:machine|computer|host|node)$|^local(?:host)?$", re.I)
+_HERE = re.compile(r"^(?:this|my|my own) (?:machine|computer|host|node)$|^local(?:host)?$", re.I)
+_NOTEBOOKS = {"colab": "T4, L4 or A100-40", "kaggle": "2xT4"}
+_NOTEBOOK = re.compile(
+    r"[\s,(]*\b(?:(?:free|my)\s+)?(?:google\s+)?(?:colab(?:oratory)?|kaggle)\b(?:\s+(?:free|pro\b\+?|notebook))*[\s,):-]*", re.I
+)
+_MINE = re.compile(r"^my\s+(?:own\s+)?(?=(?:rtx\s+)?\S*\d)", re.I)
 _SMALL_G = {"24": 2, "48": 4, "96": 8}  # vCPUs of Google's machines with L4 -> GPUs; others have one
 # Names of machines that clouds rent, as they are written -> how many of which GPU each has. Google and Azure: their pages on
 # accelerator-optimized machines and on ND and NC sizes; AWS: G6, G6e and P6; Lambda names its own by what is in them.
@@ -82,6 +87,7 @@ UNLISTED = frozenset({
     "2080ti", "rtx2080ti", "dgxspark", "gb10", "h200nvl", "b100",
 })  # fmt: skip
 """GPUs that exist and are not in the catalog: another name that looks alike is no help."""
+_OLD = re.compile(r"(?:gtx)?(?:9\d0|1[06]\d0)(?:ti|super)?|titan\w*")
 
 
 def tidy(text: str) -> tuple[str, str]:
@@ -102,6 +108,10 @@ def _spelt(body: str) -> str:
     """'four 3090' -> '4x3090', 'A100 (80GB)' -> 'A100 80GB', 'H100s' -> 'H100', 'DGX H100' -> '8xH100', 'a2-highgpu-8g' -> ..."""
     if _HERE.match(body):
         return "here"
+    given = _NOTEBOOK.sub(" ", body, count=1).strip()
+    if given.lower() == "a100" != body.lower():
+        return "A100-40"  # of two sizes the one that notebooks mostly give
+    body = _MINE.sub("", given or body)
     body = _RENTED.sub("", _bare(body))
     body = re.sub(r"(?i)\s+(?:with\s+)?nvlink$", "", re.sub(r"(?i)(?<=\d)/(?=\d{2,3}\s*(?:g(?:i?b)?)?$)", " ", body))
     body = _WORD.sub(lambda found: f"{_WORDS[found[1].lower()]}{' ' if found[2] else 'x'}", body)
@@ -186,7 +196,9 @@ def without_memory(name: str) -> list[tuple[str, float]]:
 def is_unlisted(name: str) -> bool:
     """Whether a GPU by that name exists and is not in the catalog, whatever its memory and form."""
     wanted = re.sub(r"(?:sxm|pcie)\d?", "", plain(name))
-    return any(short in UNLISTED for short in (wanted, *(short for short, _ in without_memory(wanted))))
+    return bool(_OLD.fullmatch(wanted)) or any(
+        short in UNLISTED for short in (wanted, *(short for short, _ in without_memory(wanted)))
+    )
 
 
 def unclear(text: str) -> tuple[str, str] | None:
@@ -196,6 +208,9 @@ def unclear(text: str) -> tuple[str, str] | None:
 
 
 def _of_no_kind(words: str) -> tuple[str, str] | None:
+    if _NOTEBOOK.fullmatch(words):
+        name = next(name for name in _NOTEBOOKS if name in words)
+        return "it does not say which GPU was given", f"name it: {_NOTEBOOKS[name]}"
     if many := re.fullmatch(r"(?:(\d+)|an?|one|some)?\s*(?:x\s*)?(?:nvidia\s+)?(?:gpus?|(?:graphics )?cards?)", words):
         return (
             "it does not say which GPUs",
