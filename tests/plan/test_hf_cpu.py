@@ -44,3 +44,9 @@ def test_a_large_one_is_refused_with_what_it_needs(recipe: Recipe, rig: Rig) -> 
     plan = make_plan(load_recipe("sft"), rig)
     assert not plan.fits
     assert "GiB" in plan.reasons[0]
+
+
+def test_a_precision_that_a_cpu_does_not_compute_in_is_said() -> None:
+    sets = ["model.config=smollm2-135m", "stages.sft.precision=bf16"]
+    made = make_plan(load_recipe("sft", sets), detect_rig(gpus=False))
+    assert "stages.sft.precision: bf16 has no effect on a CPU, which computes this in fp32" in made.notes

@@ -109,11 +109,13 @@ def test_errors_are_those_of_recorded_passes_until_this_machine_has_been_measure
 
 
 @pytest.mark.parametrize("graphs", ["auto", "true", "false"])
-def test_on_a_cpu_nothing_is_recorded_and_nothing_is_said_of_it(graphs: str) -> None:
+def test_on_a_cpu_nothing_is_recorded_which_is_said_where_it_was_asked_for(graphs: str) -> None:
     sets = (f"stages.pretrain.graphs={graphs}", "model.depth=2", "stages.pretrain.batch_tokens=1024")
     made = make_plan(trm(*sets), parse_rig("cpu"), vocab=VOCAB)
     assert not made.layout.recorded
-    assert not any("record" in text for text in (*made.notes, *made.warnings, made.layout.describe()))
+    said = [text for text in (*made.notes, *made.warnings, made.layout.describe()) if "record" in text]
+    assert len(said) == (graphs == "true")
+    assert all(text.endswith(".graphs: true has no effect on a CPU: passes are recorded on GPUs alone") for text in said)
 
 
 def test_passes_in_fp8_are_recorded_and_plain_models_are_where_that_is_asked_for() -> None:

@@ -26,7 +26,7 @@ from windtunnel.model import (
     describe_base,
     hf_shape,
 )
-from windtunnel.plan import Plan, count_text, hours_text, make_plan, other_engine, refuse, resolve
+from windtunnel.plan import Plan, count_text, hours_text, make_plan, other_engine, refuse, resolve, without_effect
 from windtunnel.recipe import Budget, GPTModel, HuggingFaceModel, Recipe, UserError
 from windtunnel.rig import Rig, detect_rig
 from windtunnel.run import Messenger, RunFolder, newest_run
@@ -302,7 +302,7 @@ def _plan(recipe: Recipe, rig: Rig, data: PreparedData, options: Options, say: S
     if automatic:
         size = f"{plan.depth}, {count_text(plan.params)} parameters"
         say(f"model.depth auto: {size}, is what this machine trains within the budget")
-    say(f"layout: {plan.layout.describe()}")
+    say("; ".join([f"layout: {plan.layout.describe()}", *without_effect(recipe, plan.layout)]))
     say(f"ends: {plan.ends}; planned are {plan.steps:,} steps, {hours_text(plan.hours)}{_dollars(plan.dollars)}")
     for warning in plan.warnings:
         say(f"warn: {warning}")

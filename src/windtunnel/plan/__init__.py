@@ -12,7 +12,7 @@ from .interruptions import Interrupted, best_interval, under_interruptions
 from .job import JOB_COLUMNS, Job, Step, plan_job
 from .ladder import COLUMNS, Ladder, Rung, climb, ladder_remarks, ladder_rows
 from .opinion import Opinion, second_opinion
-from .plan import make_plan, other_engine, refuse, resolve, why_untrainable
+from .plan import make_plan, other_engine, refuse, resolve, why_untrainable, without_effect
 from .rollout import require_divided
 from .side_by_side import RIG_COLUMNS, SideBySide, compare_rigs
 from .stages import (
@@ -100,6 +100,7 @@ __all__ = [
     "user_path",
     "what_budget_buys",
     "why_untrainable",
+    "without_effect",
     "write_plot",
 ]
 

@@ -228,7 +228,7 @@ def make_plan(
         reasons=tuple(reasons),
         alternatives=tuple(options),
         warnings=(*epoch_warnings(repeated), *(draft.feeds(length) if over_fed(repeated) else ()), *draft.warnings),
-        notes=(*notes, *_not_trained(recipe, layout), *rig.notes),
+        notes=(*notes, *_not_trained(recipe, layout), *without_effect(recipe, layout), *rig.notes),
         error=draft.error,
         sources=_sources(draft, rig, length) | draft.sources(length) | counted,
         correction=correction_of(best.memory.components, draft.c.time_factor),
@@ -305,6 +305,20 @@ def _not_trained(recipe: Recipe, layout: Layout) -> list[str]:
     if other is not None:
         return ["; ".join(other)]
     return [f"`windtunnel train` cannot run this plan: {found[0]}; {found[1]}"] if found else []
+
+
+def without_effect(recipe: Recipe, layout: Layout) -> list[str]:
+    """Say which keys of a stage count on GPUs alone, where it is trained on a CPU."""
+    if layout.device != "cpu":
+        return []
+    said = []
+    for stage in recipe.training:
+        key, precision = f"stages.{stage.name}", getattr(stage, "precision", "auto")
+        if getattr(stage, "graphs", None) is True:
+            said.append(f"{key}.graphs: true has no effect on a CPU: passes are recorded on GPUs alone")
+        if precision not in ("auto", layout.precision):
+            said.append(f"{key}.precision: {precision} has no effect on a CPU, which computes this in {layout.precision}")
+    return said
 
 
 def _tight(plan: Plan) -> list[str]:
