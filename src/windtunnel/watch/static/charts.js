@@ -262,7 +262,9 @@ export class Chart {
     }
     c.textAlign = "center";
     c.textBaseline = "top";
-    const marks = ticks(r.left, r.right, Math.max(2, Math.floor(width / 110)));
+    let about = Math.max(2, Math.floor(width / 110));
+    let marks = ticks(r.left, r.right, about);
+    while (marks.length < 2 && about < 20) marks = ticks(r.left, r.right, ++about); // one alone tells no scale
     for (const t of marks) c.fillText(short(t, 3), Math.min(Math.max(X(t), box.left + 8), box.right - 16), box.bottom + 5);
     c.textAlign = "right";
     c.fillText(this.x, box.right, box.bottom + 14);
