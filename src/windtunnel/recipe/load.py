@@ -129,8 +129,9 @@ def _anchor_files(data: dict[str, Any], path: Path) -> None:
         stage = _section(data, "stages", name)
         _anchor_lists(_section(stage, "set"), folder)
         _anchor_one(stage, "reward_examples", folder)
-        sources = stage.get("rewards") if isinstance(stage.get("rewards"), list) else []
-        for holder, key in ((stage, "reward"), (_section(stage, "answers"), "metric"), *((one, "function") for one in sources)):
+        rewards = stage.get("rewards")
+        sources = [(one, "function") for one in rewards] if isinstance(rewards, list) else []
+        for holder, key in ((stage, "reward"), (_section(stage, "answers"), "metric"), *sources):
             _anchor_one(holder, key, folder, called=True)
 
 
