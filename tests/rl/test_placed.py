@@ -308,6 +308,19 @@ def test_a_port_that_another_program_has_is_named_at_once(says: bytes, words: st
         thread.join()
 
 
+def test_what_ray_says_of_its_nodes_is_one_line_and_never_on_standard_output(capfd: pytest.CaptureFixture[str]) -> None:
+    worker = pytest.importorskip("ray._private.worker")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker, "print_to_stdstream", worker.print_to_stdstream)
+        connect._shorten()
+        for _ in range(2):
+            lines = ["Raylet is terminated. Possible reasons include: (1) SIGKILL\n    [state-dump] \n    [state-dump] more"]
+            worker.print_to_stdstream({"lines": lines, "pid": "raylet", "is_err": False}, ignore_prefix=False)
+    out, err = capfd.readouterr()
+    assert not out
+    assert err == "Ray: Raylet is terminated. Possible reasons include: (1) SIGKILL\n"
+
+
 def test_another_version_of_ray_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.13.0")
     with pytest.raises(UserError, match=r"Ray 1\.13\.0 is installed, and this package works with ray>="), join("nobody"):

@@ -9,10 +9,11 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from json import dumps, loads
 from pathlib import Path
+from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
@@ -38,6 +39,8 @@ for address in sys.argv[1:] or sorted(find_gcs_addresses())[:1]:
     print({OPEN!r})
 """
 """Asks a cluster, the one that is given or that runs here, without a token; in a process of its own."""
+LINE = 200
+"""Characters of a line that Ray says."""
 HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 HTTP2_HEAD, HTTP2_SETTINGS = 9, 4
 """What a client of gRPC begins with, the bytes of a frame's head, and the kind of a server's first frame (RFC 9113)."""
@@ -138,6 +141,7 @@ def _connect(address: str | None, namespace: str) -> None:
 
     if ray.is_initialized():
         return
+    _shorten()
     try:
         ray.init(
             address=address or "local", namespace=namespace, log_to_driver=False, logging_level=logging.ERROR,
@@ -148,6 +152,26 @@ def _connect(address: str | None, namespace: str) -> None:
         other = "Version mismatch" in what
         fix = "install the same Ray and Python on every node" if other else "see that `ray status` works on this machine"
         raise UserError(f"the Ray cluster at {address or 'this machine'} cannot be used: {what}", fix) from None
+
+
+def _shorten() -> None:
+    """Have Ray say what happens to its nodes in one line each, on standard error.
+
+    It would print their last 40 lines of log on standard output, where JSON may be read.
+    """
+    from ray._private import worker
+
+    said: set[str] = set()
+
+    def tell(data: Mapping[str, Any], ignore_prefix: bool) -> None:
+        for text in data["lines"]:
+            first = next((line.strip() for line in str(text).splitlines() if line.strip()), "")[:LINE]
+            if first and first not in said:
+                said.add(first)
+                print(f"Ray: {first}", file=sys.stderr, flush=True)
+
+    if hasattr(worker, "print_to_stdstream"):
+        worker.print_to_stdstream = tell
 
 
 def _running() -> str | None:
