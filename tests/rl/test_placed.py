@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -319,6 +320,20 @@ def test_what_ray_says_of_its_nodes_is_one_line_and_never_on_standard_output(cap
     out, err = capfd.readouterr()
     assert not out
     assert err == "Ray: Raylet is terminated. Possible reasons include: (1) SIGKILL\n"
+
+
+def test_who_joins_a_cluster_still_hears_that_it_is_to_save_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = pytest.importorskip("ray")
+    heard: list[int] = []
+    monkeypatch.setattr(ray, "init", lambda **keywords: signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number)))
+    monkeypatch.setattr(connect, "_shorten", lambda: None)
+    old = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    try:
+        connect._connect("10.0.0.1:6379", "job")
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, old)
+    assert heard == [signal.SIGTERM]
 
 
 def test_another_version_of_ray_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

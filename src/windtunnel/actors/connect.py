@@ -6,9 +6,11 @@ import contextlib
 import importlib.metadata
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from json import dumps, loads
@@ -142,6 +144,8 @@ def _connect(address: str | None, namespace: str) -> None:
     if ray.is_initialized():
         return
     _shorten()
+    # Ray takes SIGTERM for itself, and with it the request to save and end.
+    handler = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(
             address=address or "local", namespace=namespace, log_to_driver=False, logging_level=logging.ERROR,
@@ -152,6 +156,9 @@ def _connect(address: str | None, namespace: str) -> None:
         other = "Version mismatch" in what
         fix = "install the same Ray and Python on every node" if other else "see that `ray status` works on this machine"
         raise UserError(f"the Ray cluster at {address or 'this machine'} cannot be used: {what}", fix) from None
+    finally:
+        if callable(handler) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
 
 
 def _shorten() -> None:
