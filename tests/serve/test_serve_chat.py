@@ -106,7 +106,8 @@ def test_plain_completions_of_the_same_folder(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize(
     ("fields", "param", "part"),
     [
-        ({"messages": []}, "messages", "at least 1"),
+        ({"messages": []}, "messages", "Invalid 'messages': empty array."),
+        ({"messages": [{"content": "x"}]}, "messages", "Missing required parameter: 'messages[0].role'."),
         ({"messages": [{"role": "poet", "content": "x"}]}, "messages", "the role 'poet' is not one of"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "unknown role tool"),
         (
@@ -132,6 +133,25 @@ def test_wrong_requests_are_400_and_name_the_field(url: str, fields: dict[str, o
     error = response.json()["error"]
     assert error["param"] == param
     assert part in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"temperature": 9}, "decimal_above_max_value"),
+        ({"max_tokens": 0}, "integer_below_min_value"),
+        ({"max_tokens": "4"}, "invalid_type"),
+        ({"messages": None}, "invalid_type"),
+        ({"messages": []}, "empty_array"),
+        ({"stop": ["a"] * 5}, "array_above_max_length"),
+        ({"user": "a" * 600}, "string_above_max_length"),
+        ({"messages": [{"role": "user", "content": "x"}, {}]}, "missing_required_parameter"),
+        ({"tools": [{"type": "function"}]}, "unsupported_value"),
+    ],
+)
+def test_codes_are_openais(url: str, fields: dict[str, object], code: str) -> None:
+    response = httpx.post(f"{url}/v1/chat/completions", json={"model": "tiny-chat", "messages": HELLO, **fields}, timeout=HANG)
+    assert (response.status_code, response.json()["error"]["code"]) == (400, code)
 
 
 def test_a_template_may_have_roles_of_its_own(tmp_path: Path) -> None:

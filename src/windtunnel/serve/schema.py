@@ -14,6 +14,8 @@ from windtunnel.generate import GenerationJob, Generator
 from windtunnel.recipe import Serve, UserError
 from windtunnel.web import APIError
 
+from .words import in_words
+
 TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=1_000_000)]
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 Zero = Annotated[float, Field(ge=0, le=0)]
@@ -146,7 +148,7 @@ def parse_request(kind: type[Request], raw: bytes) -> Request:
     try:
         return kind.model_validate_json(raw)
     except ValidationError as error:
-        problems = error.errors(include_url=False, include_input=False, include_context=False)
+        problems = error.errors(include_url=False)
     if problems[0]["type"] == "json_invalid":
         raise APIError(400, "the request body is not valid JSON", code="invalid_json")
     # A null where a default exists means the default, as in OpenAI's API.
@@ -169,8 +171,8 @@ def parse_request(kind: type[Request], raw: bytes) -> Request:
     if name in _NEUTRAL:
         words = f"{name}: this value is not supported by this server, only {_NEUTRAL[name]}"
         raise APIError(400, words, param=name, code="unsupported_value")
-    own = (p["msg"].removeprefix("Value error, ") for p in problems if p["loc"] and str(p["loc"][0]) == name)
-    raise APIError(400, f"{name}: {' or: '.join(list(dict.fromkeys(own))[:4])}", param=name, code="invalid_value")
+    words, code = in_words(name, [p for p in problems if p["loc"] and str(p["loc"][0]) == name])
+    raise APIError(400, words, param=name, code=code)
 
 
 _NEUTRAL = {
