@@ -139,10 +139,10 @@ def test_a_candidate_cannot_choose_that_nothing_is_known(choice: str, task: Task
 
 def test_a_plan_that_is_too_long_is_not_called_print(task: Task, box: Sandbox) -> None:
     launch = next(line.strip() for line in FORWARD.splitlines() if "](" in line)
-    often = FORWARD.replace(launch, f"for _ in range(20_000): {launch}")
+    often = FORWARD.replace(launch, f"for _ in range(70_000): {launch}")
     verdict = KernelVerifier(task, box).verify(HEAD + KERNEL + INIT + often + RETURN)
     assert (verdict.stage, verdict.reason) == ("record", "too-much-output"), verdict
-    assert "launch plan is too long" in verdict.message
+    assert "launch plan is too long: it has 70,0" in verdict.message
 
 
 def test_what_fails_before_a_candidate_is_loaded_is_the_machinerys(task: Task, box: Sandbox, batch: Batch) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from windtunnel.verify.kernel.arrays import Array, array_from
 from windtunnel.verify.kernel.compare import OF_VALUES, difference, is_rough, unmoved_share, worst_error
+from windtunnel.verify.kernel.plan.schema import TOO_LONG
 from windtunnel.verify.kernel.prepared import Ready
 from windtunnel.verify.kernel.task import Task
 from windtunnel.verify.sandbox import Limits, MiB, Outcome
@@ -38,7 +39,6 @@ ALIGNED = (
 )
 TOO_MUCH = "The candidate printed or returned too much."
 REPLY = "the reply's message"
-TOO_LONG = "Its launch plan is too long: {}. Launch less often: loop in a kernel, or compute more in each launch."
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from windtunnel.verify.kernel.child.capture import Kernels, NotRecorded, descrip
 from windtunnel.verify.kernel.child.load import Wrong
 from windtunnel.verify.kernel.child.pretend import OnGpu, ReadsValues, Tensors, storage_of
 from windtunnel.verify.kernel.plan.operations import ALLOCATES
-from windtunnel.verify.kernel.plan.schema import BYTES, MOST_CHOICES
+from windtunnel.verify.kernel.plan.schema import BYTES, MOST_BUFFERS, MOST_CHOICES, MOST_STEPS, MOST_TURNS, TOO_LONG
 
 READS = {"_local_scalar_dense", "equal", "is_nonzero", "nonzero", "unique", "_unique2", "masked_select", "unique_dim", "allclose"}
 RANDOM = {
@@ -317,6 +317,13 @@ class Recorder(TorchDispatchMode):
                 raise Wrong("wrong-type", f"forward returned {type(value).__name__}, expected torch.Tensor exactly.")
         shown = [self.view(value if value.is_meta else self.adopt(value)) for value in values]
         steps, order = _folded(self._settled_steps())
+        for what, number, most in (
+            ("steps", len(order), MOST_TURNS),
+            ("steps that differ", len(steps), MOST_STEPS),
+            ("tensors", len(self.tensors.sizes), MOST_BUFFERS),
+        ):
+            if number > most:
+                raise Wrong("too-much-output", TOO_LONG.format(f"it has {number:,} {what}, at most {most:,}"))
         return {
             "kernels": self.kernels.made, "buffers": self.tensors.sizes, "given": self.given,
             "steps": steps, "outputs": shown, "kind": kind, "order": order,

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 MOST_DIMS = 16
 MOST_KERNELS, MOST_BUFFERS, MOST_STEPS, MOST_GIVEN, MOST_OUTPUTS, MOST_CHOICES = 256, 1 << 16, 4096, 4096, 256, 256
 MOST_TURNS = 1 << 16  # of steps, where they come again
+TOO_LONG = "Its launch plan is too long: {}. Launch less often: loop in a kernel, or compute more in each launch."
 LONGEST_SOURCE = 100_000
 MOST_CONSTANT = 8 << 20  # bytes of one constant's text
 BYTES = {
