@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import resource
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from waiting import HANG
 
 from windtunnel.verify.reward_process import KEPT_LOG, MOST_LOG, RewardProcess
 
@@ -70,3 +73,14 @@ def test_last_words_are_those_of_the_call(tmp_path: Path) -> None:
             log.write("what judges wrote\n")
         assert reward.call("", "0", "exit").problem == "it ended its process with exit code 3"
         assert reward.call("", "3", "exit").problem == "it ended its process with exit code 3 (yyy)"
+
+
+def test_under_a_limit_of_memory_it_is_called_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "reward.py").write_text("def score(prompt, answer, truth):\n    return 1.0\n")
+    code = (
+        "import resource, sys; from pathlib import Path; from windtunnel.verify.reward_process import RewardProcess\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))\n"
+        "with RewardProcess(Path('reward.py'), 'score', Path('.')) as reward: print(reward.call('', '', None).value)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=HANG)
+    assert done.stdout == "1.0\n", done.stderr

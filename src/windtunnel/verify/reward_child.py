@@ -25,7 +25,8 @@ def main() -> int:
     """Import the reward, tell what came of it, then answer calls until the input ends."""
     file, name, space, source, target = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:6])
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (space, resource.RLIM_INFINITY))
+    most = resource.getrlimit(resource.RLIMIT_AS)[1]  # less where whoever started all of this set a limit
+    resource.setrlimit(resource.RLIMIT_AS, (space if most == resource.RLIM_INFINITY else min(space, most), most))
     own = os.getpid()
     requests = os.fdopen(source, "r", encoding="utf-8", errors="surrogatepass")
     replies = os.fdopen(target, "w", encoding="utf-8")
