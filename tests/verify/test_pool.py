@@ -6,6 +6,7 @@ import os
 import tempfile
 import threading
 import time
+from concurrent.futures import wait
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,8 @@ def test_a_pool_that_is_stopped_judges_nothing_more() -> None:
     rest = [pool.submit(slow, "2"), pool.submit(slow, "3")]
     pool.stop()
     assert all(verdict.cancelled() for verdict in rest)
+    # Who waits for several is told too; a learner's threads wait so, and a process ends only when they do.
+    assert wait(rest, HANG).done == set(rest)
     slow.go.set()
     pool.close()
     assert first.result().message == "1"

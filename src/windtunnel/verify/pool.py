@@ -203,8 +203,11 @@ class Pool:
     def _forget(self, verdict: Future[Verdict]) -> None:
         """Count a future that is done as waiting no more; one that was cancelled may still stand in the queue."""
         with self._room:
-            if self._orders.pop(verdict, None) is not None:
-                self._room.notify()
+            if self._orders.pop(verdict, None) is None:
+                return
+            self._room.notify()
+        # `concurrent.futures.wait` goes on waiting for what is cancelled until whoever would have done it says that it saw it.
+        verdict.set_running_or_notify_cancel()
 
     def _wake(self) -> None:
         self._some.notify_all()
