@@ -1,18 +1,17 @@
-"""Conversations: formats, templates, which tokens are learned, and packing."""
+"""Conversations: formats, packing, and what is prepared of them."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow
 import pytest
+from chat_folders import LIKE_SMOL, TALK
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
@@ -28,204 +27,12 @@ from windtunnel.data import (
     preview,
     shown_samples,
     solve,
-    time_limit,
-    within,
 )
-from windtunnel.data.bpe import CHATML_END, CHATML_START, train_bpe
 from windtunnel.data.conversations import Conversation, ConversationReader
 from windtunnel.data.corpus import listed_files
 from windtunnel.data.packing import NO_TARGET, best_fit, pack_ids
-from windtunnel.data.templates import ChatTemplate, choose_template
 from windtunnel.data.write import folder_tokenizer
 from windtunnel.recipe import ArithmeticCorpus, BPETokenizer, ConversationCorpus, FolderTokenizer, Recipe, UserError, load_recipe
-
-TALK = [
-    {"role": "system", "content": "Be brief."},
-    {"role": "user", "content": "Two and two?"},
-    {"role": "assistant", "content": "Four."},
-    {"role": "user", "content": "\nAnd naïve 漢字 three?"},
-    {"role": "assistant", "content": "\nSeven, I think."},
-]
-# As SmolLM2's: no generation blocks, a default system message, a line's end behind every turn.
-LIKE_SMOL = (
-    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
-    "{{ '<|im_start|>system\nYou are helpful<|im_end|>\n' }}{% endif %}"
-    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-MARKED = LIKE_SMOL.replace(
-    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}",
-    "{{ '<|im_start|>' + message['role'] + '\n' }}{% if message['role'] == 'assistant' %}{% generation %}"
-    "{{ message['content'] + '<|im_end|>' }}{% endgeneration %}{% else %}{{ message['content'] + '<|im_end|>' }}{% endif %}"
-    "{{ '\n' }}",
-)
-# As reasoning models': thoughts of earlier answers are left out once another turn follows.
-FORGETS = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
-    "{% if m['role'] == 'assistant' and not loop.last %}{{ m['content'].split('.')[0] }}{% else %}{{ m['content'] }}{% endif %}"
-    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-
-
-def small_folder(path: Path, template: str | None) -> Path:
-    """A tokenizer folder as transformers saves it."""
-    path.mkdir(parents=True)
-    texts = [json.dumps(TALK, ensure_ascii=False)] * 20 + ["the answer is four and seven, I think so. " * 20]
-    train_bpe(texts, 600, (CHATML_START, CHATML_END)).save(path / "tokenizer.json")
-    settings = {"bos_token": CHATML_START, "eos_token": CHATML_END, "pad_token": CHATML_END}
-    (path / "tokenizer_config.json").write_text(json.dumps(settings | {"tokenizer_class": "PreTrainedTokenizerFast"}))
-    if template is not None:
-        (path / "chat_template.jinja").write_text(template)
-    return path
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("tokenizers")
-    for name, template in (("smol", LIKE_SMOL), ("marked", MARKED), ("forgets", FORGETS), ("none", None)):
-        small_folder(root / name, template)
-    return root
-
-
-def template_of(folder: Path, wanted: str = "auto") -> ChatTemplate:
-    return choose_template(wanted, Folder.from_folder(folder), fallback="chatml")
-
-
-def learned_texts(template: ChatTemplate, messages: list[dict[str, Any]], loss: str = "answers") -> list[str]:
-    (encoded,) = template.encode([Conversation("here:1", messages)], loss)
-    runs, tokenizer = [], template.tokenizer
-    for i, (token, flag) in enumerate(zip(encoded.ids.tolist(), encoded.learned.tolist(), strict=True)):
-        if flag:
-            if i == 0 or not encoded.learned[i - 1]:
-                runs.append([])
-            runs[-1].append(token)
-    return [tokenizer.decode(run) + ("!" if tokenizer.eos in run else "") for run in runs]  # type: ignore[attr-defined]
-
-
-ANSWERS = ["Four.!", "\nSeven, I think.!"]
-
-
-@pytest.mark.parametrize("name", ["smol", "marked", "none"])
-def test_only_answers_and_their_end_are_learned(folders: Path, name: str) -> None:
-    template = template_of(folders / name)
-    assert learned_texts(template, TALK) == ANSWERS
-    assert learned_texts(template, TALK, "last") == ANSWERS[1:]
-    assert learned_texts(template, [*TALK[:4], TALK[4] | {"train": False}]) == ANSWERS[:1]
-    assert learned_texts(template, [*TALK[:2], TALK[2] | {"weight": 0}, *TALK[3:]]) == ANSWERS[1:]
-
-
-@pytest.mark.parametrize("wanted", ["chatml", "alpaca", "plain"])
-def test_templates_of_ours_end_answers_with_the_end_token(folders: Path, wanted: str) -> None:
-    template = template_of(folders / "smol", wanted)
-    assert learned_texts(template, TALK) == ANSWERS
-    asked, whole = template.render(TALK[:2], ask=True), template.render(TALK)
-    assert whole.startswith(asked)
-
-
-def test_alpaca_is_as_published(folders: Path) -> None:
-    messages = [{"role": "user", "content": "Add.\n\n2, 2", "instruction": "Add.", "input": "2, 2"}]
-    assert template_of(folders / "smol", "alpaca").render(messages, ask=True) == (
-        "Below is an instruction that describes a task, paired with an input that provides further context. "
-        "Write a response that appropriately completes the request.\n\n"
-        "### Instruction:\nAdd.\n\n### Input:\n2, 2\n\n### Response:\n"
-    )
-
-
-def conversations() -> st.SearchStrategy[list[dict[str, str]]]:
-    said = st.text(st.sampled_from("ab .\n漢é'<|>"), min_size=1, max_size=12).filter(str.strip)
-    turns = st.lists(st.tuples(said, said), min_size=1, max_size=3)
-
-    def messages(pairs: list[tuple[str, str]]) -> list[dict[str, str]]:
-        return [m for q, a in pairs for m in ({"role": "user", "content": q}, {"role": "assistant", "content": a})]
-
-    return turns.map(messages)
-
-
-@given(conversations(), st.booleans(), st.booleans())
-@settings(max_examples=200, deadline=None)
-def test_chatml_is_written_as_its_jinja_would_be(folders: Path, talk: list[dict[str, str]], system: bool, ask: bool) -> None:
-    written = template_of(folders / "none", "chatml")
-    jinja = ChatTemplate("jinja", written.source, written.tokenizer, written.special)
-    messages = [{"role": "system", "content": "Be brief.\n"}, *talk] if system else talk
-    assert written.render(messages, ask=ask) == jinja.render(messages, ask=ask)
-    for loss in ("answers", "last", "all"):
-        assert written.spans(Conversation("", messages), loss) == jinja.spans(Conversation("", messages), loss)
-
-
-@settings(deadline=None, max_examples=60)
-@given(messages=conversations())
-def test_prefixes_generation_blocks_and_use_agree(folders: Path, messages: list[dict[str, str]]) -> None:
-    """Three ways to the same ids and mask: rendering prefixes, {% generation %} blocks, and what is asked in use."""
-    by_prefix, by_mark = template_of(folders / "smol"), template_of(folders / "marked")
-    (one,) = by_prefix.encode([Conversation("x:1", messages)], "answers")
-    (other,) = by_mark.encode([Conversation("x:1", messages)], "answers")
-    assert np.array_equal(one.ids, other.ids)
-    assert np.array_equal(one.learned, other.learned)
-    begins = np.flatnonzero(np.diff(one.learned.astype(int)) == 1) + 1
-    first = by_prefix.encode_prompts([messages[:1]])[0]
-    assert one.ids[: begins[0]].tolist() == first.tolist()
-    ends = np.flatnonzero(np.diff(np.append(one.learned, False).astype(int)) == -1)
-    assert len(begins) == len(ends) == len(messages) // 2
-    for start, end, answer in zip(begins, ends, messages[1::2], strict=True):
-        assert one.ids[end] == by_prefix.tokenizer.eos
-        assert by_prefix.tokenizer.decode(one.ids[start : end + 1]) == answer["content"]
-
-
-def compare_with_transformers(folder: Path, marked: str, talks: list[list[dict[str, str]]]) -> int:
-    """Our ids and masks against transformers' own, for contents that no merge crosses."""
-    from transformers import AutoTokenizer
-
-    theirs = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    template = template_of(folder, "model")
-    compared = 0
-    for messages in talks:
-        (ours,) = template.encode([Conversation("x:1", messages)], "answers")
-        plain = theirs.apply_chat_template(messages, tokenize=True, return_dict=True)
-        if ours.ids.tolist() != plain["input_ids"]:
-            continue  # a merge crosses the beginning of an answer; the test above says why ours differ
-        wanted = theirs.apply_chat_template(
-            messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True, chat_template=marked
-        )
-        assert plain["input_ids"] == wanted["input_ids"]
-        assert ours.learned.astype(int).tolist() == wanted["assistant_masks"]
-        compared += 1
-    return compared
-
-
-def test_masks_are_those_of_transformers(folders: Path) -> None:
-    pairs = [("Two and two?", "Four."), ("Why?", "Because it is so, 漢字."), ("naïve", "é" * 5)]
-    talks = [[{"role": "user", "content": q}, {"role": "assistant", "content": a}] * 2 for q, a in pairs]
-    assert compare_with_transformers(folders / "smol", MARKED, talks) == len(talks)
-
-
-def test_a_template_that_forgets_is_refused(folders: Path) -> None:
-    template = template_of(folders / "forgets")
-    messages = [*TALK[:2], {"role": "assistant", "content": "Think. Four."}, *TALK[3:]]
-    with pytest.raises(UserError, match=r"here:1: the chat template .* writes turn 3 otherwise") as caught:
-        template.encode([Conversation("here:1", messages)], "answers")
-    assert "loss=last" in str(caught.value.fix)
-    assert learned_texts(template, messages, "last") == ANSWERS[1:]
-
-
-def test_a_template_with_an_endless_loop_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time_limit, "TEMPLATE_SECONDS", 0.2)
-    endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
-    template = template_of(small_folder(tmp_path / "endless", endless))
-    with pytest.raises(UserError, match=r"here:1: the chat template \(model\) refuses it: it computes for too long"):
-        template.encode([Conversation("here:1", TALK)], "answers")
-    assert within(lambda: "done") == "done"
-    assert within(lambda: time.sleep(0.5), 0.2) is None, "to wait is no work"
-
-
-def test_templates_that_cannot_be_had_are_named(folders: Path) -> None:
-    with pytest.raises(UserError, match="no chat template of its own"):
-        template_of(folders / "none", "model")
-    bad = ChatTemplate("model", "{{ raise_exception('no system role') }}", Folder.from_folder(folders / "none"))
-    with pytest.raises(UserError, match=r"x:7: the chat template .* refuses it: no system role"):
-        bad.encode([Conversation("x:7", TALK)], "answers")
-
-
-# Formats of records.
 
 SHAREGPT = {"system": "Be brief.", "conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Ho"}]}
 RECORDS: dict[str, dict[str, Any]] = {
@@ -569,20 +376,3 @@ def test_a_misspelt_folder_of_the_model_is_named_with_the_nearest(tmp_path: Path
         folder_tokenizer(load_recipe("finetune", [f"model.config={tmp_path}/models/mine"]))
     assert f"{tmp_path}/models/mined" in (caught.value.fix or "")
     assert "fetch" not in (caught.value.fix or "")
-
-
-@pytest.mark.skipif("WINDTUNNEL_SMOLLM2" not in os.environ, reason="WINDTUNNEL_SMOLLM2 names no folder with SmolLM2's tokenizer")
-def test_smollm2_as_it_is() -> None:
-    """The real template and tokenizer: masks as transformers gives them with generation blocks put in."""
-    folder = Path(os.environ["WINDTUNNEL_SMOLLM2"])
-    source = Folder.from_folder(folder).template
-    assert source is not None
-    turn = "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
-    assert turn in source
-    marked = source.replace(turn, MARKED[MARKED.index("{{ '<|im_start|>' + message['role']") : MARKED.index("{% endfor %}")])
-    texts = [(f"What is {i} plus {i}?", f"It is {2 * i}. " * (1 + i % 5)) for i in range(300)]
-    talk = [
-        [{"role": "user", "content": q}, {"role": "assistant", "content": a.strip()}] * (1 + i % 3)
-        for i, (q, a) in enumerate(texts)
-    ]
-    assert compare_with_transformers(folder, marked, talk) == len(talk)
