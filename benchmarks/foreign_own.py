@@ -55,7 +55,7 @@ def main() -> None:
 def _trial(given: dict[str, Any], folder: str, seed: int) -> dict[str, Any]:
     import torch
 
-    task, answer = (_module(given[name], folder, name) for name in ("task", "answer"))
+    task, answer = (as_module(given[name], folder, name) for name in ("task", "answer"))
     dtype, device = getattr(torch, given["dtype"]), given["device"]
 
     def made(of: Any) -> Any:
@@ -91,7 +91,8 @@ def _outputs(value: Any) -> list[Any]:
     return list(value) if isinstance(value, tuple | list) else [value]
 
 
-def _module(text: str, folder: str, name: str) -> Any:
+def as_module(text: str, folder: str | Path, name: str) -> Any:
+    """Return a text as a module of that name, in a file in the folder: Triton reads its kernels' sources there."""
     import importlib.util
 
     path = Path(folder, f"{name}.py")

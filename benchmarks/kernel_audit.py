@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import importlib.util
 import json
 import os
 import random
@@ -32,6 +31,8 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+from foreign_own import as_module
 
 SEED, READ, SECONDS = 7, 20, 120.0
 TOLERANCE, WORSE, WORSE_TF32 = 1e-4, 10.0, 3.0
@@ -119,7 +120,7 @@ def audit(pair: Found, folder: Path, sizes: tuple[str, ...]) -> Found:
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    task, answer = (_module(text, folder, name) for name, text in (("task", pair["task"]), ("answer", code_of(pair["answer"]))))
+    task, answer = (as_module(text, folder, name) for name, text in (("task", pair["task"]), ("answer", code_of(pair["answer"]))))
     found: Found = {"right": True, "why": "", "worst": 0.0, "operations": [], "without_kernels": []}
     operations: Counter[str] = Counter()
     for number, size in enumerate(sizes):
@@ -242,18 +243,6 @@ class _Watched:
                 return run(*arguments, **named) if self._launch else None
 
         return launched
-
-
-def _module(text: str, folder: Path, name: str) -> Any:
-    path = folder / f"{name}_{hashlib.sha256(text.encode()).hexdigest()[:12]}.py"
-    path.write_text(text, encoding="utf-8")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def report(pairs: list[Found], rows: list[Found]) -> Found:
