@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -128,7 +129,7 @@ class _Reader(FileSystemReader):
     """DCP's reader; the list of tensors is a pickle, of which only what DCP writes into it is taken."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        with open(self.path / ".metadata", "rb") as file:  # type: ignore[operator]
+        with open(Path(self.path) / ".metadata", "rb") as file:
             metadata: Metadata = _MetadataUnpickler(file).load()
         return metadata
 

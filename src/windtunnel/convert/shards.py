@@ -209,7 +209,7 @@ def _order(shards: list[Shard], workers: int) -> list[tuple[Shard, int]]:
     for start in range(0, len(shards), workers):
         group = shards[start : start + workers]
         sizes = [[entry.outputs[0].bytes for entry in shard.entries] for shard in group]
-        ranked = [sorted(range(len(held)), key=lambda number, held=held: -held[number]) for held in sizes]  # type: ignore[misc]
+        ranked = [sorted(range(len(held)), key=held.__getitem__, reverse=True) for held in sizes]
         for step in range(max(len(numbers) for numbers in ranked)):
             order += [(shard, numbers[step]) for shard, numbers in zip(group, ranked, strict=True) if step < len(numbers)]
     return order

@@ -8,6 +8,8 @@ import numpy as np
 
 from windtunnel.check import Check, Context, Evidence, Findings, Say
 
+from .documents import Array
+
 if TYPE_CHECKING:
     from windtunnel.data import PreparedData
 
@@ -44,7 +46,7 @@ def added_tokens(context: Context, say: Say) -> Evidence:
     return found.evidence(f"{text}; each text is one id and comes back", facts)
 
 
-def _counts(prepared: PreparedData) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+def _counts(prepared: PreparedData) -> tuple[Array, Array]:
     """Return how often each id stands in the training data, and how often it is learned, (vocab,) each."""
     from .samples import conversation_files
 

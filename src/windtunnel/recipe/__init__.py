@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from .keys import Group, Key, find_keys, keys_page, recipe_keys
     from .layout import MEGATRON, OWN_ENGINE, Layout
     from .limits import RISE, SMALL_RISE, gate_limits, least_refinement, norm_band, stage_gates
-    from .load import dump_recipe, load_recipe, recipe_names, template_names
+    from .load import FILE_LISTS, dump_recipe, load_recipe, recipe_names, template_names
     from .models import FETCHED, GPTModel, HuggingFaceModel, LoRA, find_model, is_folder_name, model_folder, near_folders
     from .nested import parse_json
     from .notify import Notify
@@ -76,6 +76,7 @@ __all__ = [
     "ANSWERS_AT_END",
     "ARITHMETIC_ALPHABET",
     "FETCHED",
+    "FILE_LISTS",
     "GRPO",
     "LIMITS",
     "MEGATRON",
@@ -211,7 +212,7 @@ _MODULES = {
     "overlay": ("LIMITS",),
     "nested": ("parse_json",),
     "notify": ("Notify",),
-    "load": ("dump_recipe", "load_recipe", "recipe_names", "template_names"),
+    "load": ("FILE_LISTS", "dump_recipe", "load_recipe", "recipe_names", "template_names"),
     "models": ("FETCHED", "GPTModel", "HuggingFaceModel", "LoRA", "find_model", "is_folder_name", "model_folder", "near_folders"),
     "recursion": ("MOST_SUPERVISION", "PRESETS", "Preset", "Recursion", "ResolvedRecursion"),
     "rewards": ("Curriculum", "HeldOut", "RewardSource"),

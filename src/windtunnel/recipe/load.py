@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .yamlfile import Path_
 
 HERE = Path(__file__).parent
-FILES = ("files", "problems", "pairs", "held_out")
+FILE_LISTS = ("files", "problems", "pairs", "held_out")
 """Keys of a corpus that list files."""
 
 
@@ -138,7 +138,7 @@ def _anchor_files(data: dict[str, Any], path: Path) -> None:
 def _anchor_lists(section: dict[str, Any], folder: Path) -> None:
     """Anchor lists of files in a section and what is in it; its keys may be dotted, as those of a stage's `set` are."""
     for key, value in section.items():
-        if isinstance(value, list) and key.rpartition(".")[2] in FILES:
+        if isinstance(value, list) and key.rpartition(".")[2] in FILE_LISTS:
             section[key] = [str(folder / f) if isinstance(f, str) and _stands_in(folder, f) else f for f in value]
         for part in value if isinstance(value, list) else [value]:
             if isinstance(part, dict):

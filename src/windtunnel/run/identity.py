@@ -6,7 +6,7 @@ import os
 from dataclasses import asdict
 from typing import Any
 
-from windtunnel.recipe import Recipe
+from windtunnel.recipe import FILE_LISTS, Recipe
 
 _WHOLE = ("name", "seed", "model", "trm", "data")
 # How a trained model is used may change.
@@ -134,7 +134,7 @@ def _located(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     found = {key: _located(item) for key, item in value.items()}
-    for key in ("files", "problems", "pairs", "held_out"):
+    for key in FILE_LISTS:
         if isinstance(found.get(key), list):
             found[key] = [os.path.abspath(file) for file in found[key]]
     for key in ("path", "config", "reward_examples"):
