@@ -49,7 +49,7 @@ if sys.argv[2] == "laid_out":
     lay_out(model)
 @torch.inference_mode()
 def loop(count, tokens, prompt):
-    cache, slots = KVCache(model, count), torch.arange(count)
+    cache, slots = KVCache(model, count), range(count)
     logits = extend(model, torch.tensor([[int(i) for i in tokenizer.encode(prompt, bos=True)]] * count), slots, cache)
     for _ in range(tokens - 1):
         newest = logits.argmax(-1)

@@ -144,7 +144,7 @@ def test_a_model_that_is_not_causal(deterministically: bool) -> None:
 def test_cache_under_recursion(case: str) -> None:
     model = filled(shape_of(*CASES[case]), device="cuda", compute=torch.bfloat16).eval()
     tokens = torch.randint(0, 300, (1, 40), device="cuda")
-    cache, slot = KVCache(model, 2), torch.tensor([1], device="cuda")
+    cache, slot = KVCache(model, 2), [1]
     extend(model, tokens[:, :30], slot, cache)
     for t in range(30, 40):
         logits = extend(model, tokens[:, t : t + 1], slot, cache)

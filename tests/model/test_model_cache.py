@@ -61,11 +61,11 @@ def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
 def test_prompt_then_single_tokens_equal_the_whole_pass(variant: str) -> None:
     model, tokens = random_model(**VARIANTS[variant]), text(40, 1)
     expected, cache = whole(model, tokens), KVCache(model, 3)
-    slot = torch.tensor([1])
+    slot = [1]
     close(extend(model, tokens[None, :17], slot, cache)[0], expected[16])
     for t in range(17, 40):
         close(extend(model, tokens[None, t : t + 1], slot, cache)[0], expected[t])
-    assert cache.lengths.tolist() == [0, 40, 0]
+    assert cache.lengths == [0, 40, 0]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -73,7 +73,7 @@ def test_prompt_in_chunks_equals_the_whole_pass(variant: str) -> None:
     model, tokens = random_model(**VARIANTS[variant]), text(50, 2)
     expected, cache, done = whole(model, tokens), KVCache(model, 1), 0
     for size in (1, 9, 2, 30, 8):
-        logits = extend(model, tokens[None, done : done + size], torch.tensor([0]), cache)
+        logits = extend(model, tokens[None, done : done + size], [0], cache)
         done += size
         close(logits[0], expected[done - 1])
 
@@ -86,18 +86,18 @@ def test_slots_of_different_lengths_decode_together(variant: str) -> None:
     starts = {2: 20, 0: 5, 3: 1}
     expected = {slot: whole(model, tokens) for slot, tokens in texts.items()}
     for slot, tokens in texts.items():
-        extend(model, tokens[None, : starts[slot]], torch.tensor([slot]), cache)
-    order = torch.tensor([2, 0, 3])
+        extend(model, tokens[None, : starts[slot]], [slot], cache)
+    order = [2, 0, 3]
     for step in range(20):
-        newest = torch.stack([texts[s][starts[s] + step] for s in order.tolist()])[:, None]
+        newest = torch.stack([texts[s][starts[s] + step] for s in order])[:, None]
         logits = extend(model, newest, order, cache)
-        for row, s in enumerate(order.tolist()):
+        for row, s in enumerate(order):
             close(logits[row], expected[s][starts[s] + step])
 
 
 def test_a_reset_slot_forgets() -> None:
     model = random_model(kv_heads=2)
-    cache, slot, tokens = KVCache(model, 2), torch.tensor([0]), text(12, 7)
+    cache, slot, tokens = KVCache(model, 2), [0], text(12, 7)
     extend(model, text(60, 6)[None], slot, cache)
     cache.reset(0)
     close(extend(model, tokens[None], slot, cache)[0], whole(model, tokens)[-1])
@@ -108,7 +108,7 @@ def test_capacity_is_at_most_the_models_context() -> None:
     assert KVCache(model, 1, 10_000).capacity == 64
     assert KVCache(model, 1, 16).capacity == 16
     cache, tokens = KVCache(model, 1), text(64, 8)
-    close(extend(model, tokens[None], torch.tensor([0]), cache)[0], whole(model, tokens)[-1])
+    close(extend(model, tokens[None], [0], cache)[0], whole(model, tokens)[-1])
 
 
 @pytest.fixture
@@ -129,7 +129,6 @@ def test_slots_wherever_they_lie_give_the_same_bits(variant: str, slots: list[in
     for places in (list(range(len(slots))), slots):
         cache = KVCache(model, 20)
         for place, tokens in zip(places, given, strict=True):
-            extend(model, tokens[None], torch.tensor([place]), cache)
-        taken = torch.tensor(places)
-        found.append([extend(model, torch.full((len(slots), 1), t), taken, cache) for t in range(5)])
+            extend(model, tokens[None], [place], cache)
+        found.append([extend(model, torch.full((len(slots), 1), t), places, cache) for t in range(5)])
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))

@@ -154,6 +154,8 @@ def test_norm_and_relu_squared_have_autograds_gradients() -> None:
             assert x.grad is not None
             results.append((out.detach(), x.grad.clone()))
         torch.testing.assert_close(*results, atol=1e-5, rtol=1e-5)
+        with torch.no_grad():
+            assert torch.equal(mine(x), results[0][0])  # generating computes what training does
 
 
 def test_residual_functions_are_what_they_say() -> None:

@@ -57,10 +57,10 @@ def test_token_by_token_equals_the_whole_pass(variant: str, steps: int | None) -
     use_supervision(model, steps)
     expected, cache, done = whole(model, tokens), KVCache(model, 2), 0
     for size in (9, 1, 1, 12, 1, 1, 5):
-        logits = extend(model, tokens[None, done : done + size], torch.tensor([1]), cache)
+        logits = extend(model, tokens[None, done : done + size], [1], cache)
         done += size
         close(logits[0], expected[done - 1])
-    assert cache.lengths.tolist() == [0, 30]
+    assert cache.lengths == [0, 30]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -71,12 +71,12 @@ def test_slots_of_different_lengths_decode_together(variant: str) -> None:
     starts = {2: 20, 0: 5, 3: 1}
     expected = {slot: whole(model, tokens) for slot, tokens in texts.items()}
     for slot, tokens in texts.items():
-        extend(model, tokens[None, : starts[slot]], torch.tensor([slot]), cache)
-    order = torch.tensor([2, 0, 3])
+        extend(model, tokens[None, : starts[slot]], [slot], cache)
+    order = [2, 0, 3]
     for step in range(12):
-        newest = torch.stack([texts[s][starts[s] + step] for s in order.tolist()])[:, None]
+        newest = torch.stack([texts[s][starts[s] + step] for s in order])[:, None]
         logits = extend(model, newest, order, cache)
-        for row, s in enumerate(order.tolist()):
+        for row, s in enumerate(order):
             close(logits[row], expected[s][starts[s] + step])
 
 
@@ -84,9 +84,9 @@ def test_a_cache_keeps_its_number_of_steps() -> None:
     model, tokens = model_of("layerwise"), text(6, 2)
     cache = KVCache(model, 1)
     expected = whole(model, tokens)[-1]
-    extend(model, tokens[None, :5], torch.tensor([0]), cache)
+    extend(model, tokens[None, :5], [0], cache)
     use_supervision(model, 7)
-    close(extend(model, tokens[None, 5:], torch.tensor([0]), cache)[0], expected)
+    close(extend(model, tokens[None, 5:], [0], cache)[0], expected)
 
 
 def test_a_model_that_is_not_causal_has_no_cache() -> None:

@@ -162,18 +162,9 @@ class BatchedGenerator:
         if self._decoder.device.type == "cpu":
             torch.set_num_threads(1 if self._decoder.weights < ONE_THREAD_WEIGHTS else len(os.sched_getaffinity(0)))
         try:
-            while self._admit():
-                try:
-                    # A turn of prompts, then a step: however long a prompt that joins, the others wait for one turn of it.
-                    with torch.inference_mode():
-                        self._renew()
-                        self._prefill()
-                        self._decode()
-                except _ShortOfMemory:
-                    self._halve()
-                except BaseException:
-                    log.exception("a round of the generator failed; it begins again with an empty cache")
-                    self._begin_again()
+            with torch.inference_mode():
+                while self._admit():
+                    self._round()
         finally:
             with self._wake:
                 self._closing = True
@@ -186,6 +177,18 @@ class BatchedGenerator:
                 self._teller.give_up(sequence, "the generator is closed")
             for done, _, _ in renewals:
                 done.set_exception(GenerationFailed("the generator is closed"))
+
+    def _round(self) -> None:
+        """Do a turn of prompts, then a step: however long a prompt that joins, the others wait for one turn of it."""
+        try:
+            self._renew()
+            self._prefill()
+            self._decode()
+        except _ShortOfMemory:
+            self._halve()
+        except BaseException:
+            log.exception("a round of the generator failed; it begins again with an empty cache")
+            self._begin_again()
 
     def _renew(self) -> None:
         """Change the weights as was asked. Never raises: who asked is told."""
@@ -230,13 +233,17 @@ class BatchedGenerator:
         with self._wake:
             self._drop_cancelled()
             self._wake.wait_for(lambda: self._closing or self._waiting or self._running or self._renewals)
-            free = [slot for slot in range(self.slots) if slot not in self._running]
-            while self._waiting and free and len(self._running) < self.together:
-                sequence = self._waiting.popleft()
-                sequence.slot = free.pop(0)
-                sequence.ticket.began = time.monotonic()
-                self._running[sequence.slot] = sequence
+            if self._waiting and len(self._running) < self.together:
+                self._fill_slots()
             return not self._closing
+
+    def _fill_slots(self) -> None:
+        free = [slot for slot in range(self.slots) if slot not in self._running]
+        while self._waiting and free and len(self._running) < self.together:
+            sequence = self._waiting.popleft()
+            sequence.slot = free.pop(0)
+            sequence.ticket.began = time.monotonic()
+            self._running[sequence.slot] = sequence
 
     def _drop_cancelled(self) -> None:
         for sequence in [s for s in self._running.values() if s.ticket.cancelled]:
@@ -253,7 +260,7 @@ class BatchedGenerator:
         Further turns follow while nobody waits for a step, so that those who come together set out together.
         """
         turn = CHUNK if self._decoder.device.type == "cpu" else GPU_TURN
-        while True:
+        while not all(s.ready for s in self._running.values()):
             fed, together, anybody = 0, dict[int, list[Running]](), any(s.ready for s in self._running.values())
             seen = set[Sequence[int]]()
             for sequence in sorted((s for s in self._running.values() if not s.ready), key=lambda s: s.submitted):

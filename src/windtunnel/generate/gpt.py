@@ -47,14 +47,15 @@ class GPTDecoder:
 
     def step(self, slots: Sequence[int], tokens: Sequence[int] | Tensor) -> Tensor:
         """Append one token to each slot; return the logits after it (N, vocab)."""
-        missing = max(0, self._rows - len(slots))
+        missing = self._rows - len(slots)
+        if missing <= 0:
+            return self._extend(slots, [[token] for token in tokens])
         # Rows of an empty slot fill the batch up: of the next one, so that both are read where they lie, or of the spare one.
         filler = self._slots
         if missing == 1 and not self._cache.lengths[slots[-1] + 1]:
             filler = slots[-1] + 1
         logits = self._extend([*slots, *[filler] * missing], [[token] for token in (*tokens, *[0] * missing)])
-        if missing:
-            self._cache.reset(filler)
+        self._cache.reset(filler)
         return logits[: len(slots)]
 
     def free(self, slot: int) -> None:
@@ -71,5 +72,4 @@ class GPTDecoder:
         self._cache = KVCache(self._model, self._slots + 1, self._capacity)
 
     def _extend(self, slots: Sequence[int], tokens: Sequence[Sequence[int]]) -> Tensor:
-        ids, rows = torch.tensor(tokens, device=self.device), torch.tensor(slots, device=self.device)
-        return extend(self._model, ids, rows, self._cache)
+        return extend(self._model, torch.tensor(tokens, device=self.device), slots, self._cache)

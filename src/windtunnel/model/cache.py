@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -43,7 +45,8 @@ class KVCache:
         size = (shape.applications, slots, self.capacity, shape.kv_heads, shape.head_dim)
         self.keys = torch.zeros(size, dtype=model.compute, device=device)
         self.values = torch.zeros(size, dtype=model.compute, device=device)
-        self.lengths = torch.zeros(slots, dtype=torch.long, device=device)
+        # Known here without asking the device.
+        self.lengths = [0] * slots
 
     def reset(self, slot: int) -> None:
         """Empty a slot so that another sequence can use it."""
@@ -76,19 +79,19 @@ def lay_out(model: GPT) -> None:
 
 
 @torch.inference_mode()
-def extend(model: GPT, tokens_NT: Tensor, slots_N: Tensor, cache: KVCache) -> Tensor:
+def extend(model: GPT, tokens_NT: Tensor, slots: Sequence[int], cache: KVCache) -> Tensor:
     """Append T tokens to each of N slots and return the logits after the last one.
 
     Args:
         model: whose keys and values the cache holds.
         tokens_NT: (N, T) token ids; a prompt (T > 1) or the newest token of each sequence (T = 1).
-        slots_N: (N,) distinct slots, on the cache's device.
+        slots: N distinct ones.
         cache: of keys and values, to which the tokens' are added.
 
     Returns:
         (N, vocab) fp32 softcapped logits. The caller keeps lengths within `cache.capacity`.
     """
-    attention = _CachedAttention(model, tokens_NT.size(1), slots_N, cache)
+    attention = _CachedAttention(model, tokens_NT.size(1), slots, cache)
     if isinstance(model, RecursiveGPT):
         inputs = model.read(tokens_NT)
         carry = model.begin(inputs)
@@ -100,9 +103,11 @@ def extend(model: GPT, tokens_NT: Tensor, slots_N: Tensor, cache: KVCache) -> Te
         first = last_norm(embedded, None)
         x = model.stack(first, first, extras, attention)[:, -2:]
     assert attention.applied == cache.keys.size(0), "every application of a block has its place in the cache"
-    cache.lengths[slots_N] = attention.start_N + tokens_NT.size(1)
     # Of the last two positions: the head's product then has two rows or more, as in a step of several sequences.
-    return model.logits(x)[:, -1]
+    logits = model.logits(x)[:, -1]
+    for slot, start in zip(slots, attention.starts, strict=True):
+        cache.lengths[slot] = start + tokens_NT.size(1)
+    return logits
 
 
 class _CachedAttention:
@@ -113,21 +118,23 @@ class _CachedAttention:
     between them these are attended over too, by no query of anybody's. Only of few slots far apart a copy is made.
     """
 
-    def __init__(self, model: GPT, T: int, slots_N: Tensor, cache: KVCache) -> None:
-        device = slots_N.device
+    def __init__(self, model: GPT, T: int, slots: Sequence[int], cache: KVCache) -> None:
+        device = cache.keys.device
+        self.starts = [cache.lengths[slot] for slot in slots]
+        slots_N = torch.tensor(slots, device=device)
         self.cache, self.rows = cache, slots_N[:, None]
-        self.start_N = cache.lengths[slots_N]
-        self.position_NT = self.start_N[:, None] + torch.arange(T, device=device)
+        self.position_NT = torch.tensor(self.starts, device=device)[:, None]
+        if T > 1:
+            self.position_NT = self.position_NT + torch.arange(T, device=device)
         self.cos, self.sin = (t[self.position_NT][:, :, None, :] for t in (model.cos, model.sin))
-        self.length = int(self.position_NT.max()) + 1
+        self.length = max(self.starts) + T
         self.distance_NTS = self.position_NT[:, :, None] - torch.arange(self.length, device=device)
         self.masks: dict[int | None, Tensor] = {}
         self.applied = 0
-        slots = slots_N.tolist()
         first, span = min(slots), max(slots) + 1 - min(slots)
         self.read: slice | Tensor = slice(first, first + span)
         self.inside: Tensor | None = None
-        if slots != [*range(first, first + span)]:
+        if [*slots] != [*range(first, first + span)]:
             if T == 1 and span <= MOST_SPAN * len(set(slots)) == MOST_SPAN * len(slots):
                 self.inside, self.span = slots_N - first, span
             else:

@@ -172,7 +172,7 @@ def cache(context: Context, say: Say) -> Evidence:
         x = x[:, : min(x.shape[1], 4 * PROMPT)]
         whole = gpt(x)
         kv = KVCache(gpt, ROWS)
-        slots = torch.arange(ROWS)
+        slots = range(ROWS)
         say("a prompt, then token by token")
         worst = float((extend(gpt, x[:, :PROMPT], slots, kv) - whole[:, PROMPT - 1]).abs().max())
         for at in range(PROMPT, x.shape[1]):

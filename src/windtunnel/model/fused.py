@@ -21,12 +21,16 @@ def wide(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
+def _normed(x: Tensor) -> tuple[Tensor, Tensor]:
+    value = wide(x)
+    factor = torch.rsqrt(value.square().mean(-1, keepdim=True) + EPSILON)
+    return (value * factor).to(x.dtype), factor
+
+
 class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):  # type: ignore[no-untyped-def]
-        value = wide(x)
-        factor = torch.rsqrt(value.square().mean(-1, keepdim=True) + EPSILON)
-        y = (value * factor).to(x.dtype)
+        y, factor = _normed(x)
         ctx.save_for_backward(y, factor)
         return y
 
@@ -39,7 +43,8 @@ class _Norm(torch.autograd.Function):
 
 def norm(x: Tensor) -> Tensor:
     """RMS norm over the last axis, without parameters (a gain would be absorbed by the next matrix)."""
-    return _Norm.apply(x)
+    # Without gradients its own wrapping would take as long as a small model's norm itself.
+    return _Norm.apply(x) if torch.is_grad_enabled() else _normed(x)[0]
 
 
 class _ReluSquared(torch.autograd.Function):
@@ -57,7 +62,7 @@ class _ReluSquared(torch.autograd.Function):
 
 def relu_squared(x: Tensor) -> Tensor:
     """Return relu(x)^2 (arXiv:2109.08668)."""
-    return _ReluSquared.apply(x)
+    return _ReluSquared.apply(x) if torch.is_grad_enabled() else torch.relu(x).square()
 
 
 def split_heads(
@@ -79,8 +84,8 @@ def split_heads(
     Returns:
         q (B, T, heads, D), k and v (B, T, kv_heads, D).
     """
-    q, k, v = qkv_BTHD.split([heads, kv_heads, kv_heads], dim=2)
-    q, k = (_rotate_norm(x, cos, sin, gain) for x in (q, k))
+    turned, v = qkv_BTHD.split([heads + kv_heads, kv_heads], dim=2)
+    q, k = _rotate_norm(turned, cos, sin, gain).split([heads, kv_heads], dim=2)
     if gate_BTK is not None and extra_BTKD is not None:
         gate = GATE_RANGE * torch.sigmoid(wide(gate_BTK))
         v = (wide(v) + gate.unsqueeze(-1) * wide(extra_BTKD)).to(v.dtype)
