@@ -100,6 +100,15 @@ def test_unknown_key_names_file_line_key_and_nearest(recipe_file) -> None:
     assert refused(path) == f"{path}:7: model.deth: unknown key; nearest: depth"
 
 
+@pytest.mark.parametrize(
+    "given",
+    ["name=" + "x" * 101, "name=two words", 'stages={"a\\n": {kind: pretrain}}', f"stages={{{'x' * 101}: {{kind: pretrain}}}}"],
+)
+def test_names_that_no_folder_can_bear_are_refused(given: str) -> None:
+    with pytest.raises(UserError, match=r"\{0,99\}|a stage's name is of small letters"):
+        load_recipe("charlm", [given])
+
+
 @pytest.mark.parametrize("given", ["checkpoints.every=5 steps", "checkpoints={every: 5 steps}"])
 def test_a_key_of_the_recipe_in_a_stage_is_named_with_its_place(given: str) -> None:
     found = refused("rl", f"stages.rl.{given}")

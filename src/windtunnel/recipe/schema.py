@@ -118,9 +118,9 @@ class Recipe(Section):
     @field_validator("stages")
     @classmethod
     def _named(cls, stages: dict[str, Stage]) -> dict[str, Stage]:
-        bad = next((name for name in stages if not re.match(NAME, name)), None)
+        bad = next((name for name in stages if not re.fullmatch(NAME, name)), None)
         if bad is not None:
-            raise ValueError(f"a stage's name is of small letters, digits, - and _ (got {bad!r})")
+            raise ValueError(f"a stage's name is of small letters, digits, - and _, at most 100 (got {bad!r})")
         return stages
 
     @model_validator(mode="after")

@@ -16,7 +16,7 @@ from .rewards import Curriculum, HeldOut, RewardSource
 from .section import Section
 from .units import Count, Dollars, Every, Hours, Interval
 
-NAME = r"^[a-z][a-z0-9_-]*$"
+NAME = r"^[a-z][a-z0-9_-]{0,99}$"
 Attention: TypeAlias = Literal["auto", "flash4", "varlen", "flex", "split", "mask"]
 
 

@@ -160,7 +160,8 @@ def _take(folder: Path) -> IO[str]:
         file.write(ProcessId.of(os.getpid()).dump())
         file.flush()
     except OSError as error:
-        raise UserError(f"run folder {folder} cannot be locked: {error.strerror or error}") from None
+        fix = "copy it to where it can be written, then --run COPY"
+        raise UserError(f"run folder {folder} cannot be locked: {error.strerror or error}", fix) from None
     return file
 
 
