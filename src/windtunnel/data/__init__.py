@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from .sudoku_make import GRADES, Puzzles, draw_symmetries, make_batch, symmetry_key
     from .sudoku_solve import Solutions, count_solutions, grades_of, solve_grids
     from .survey import sample_documents
-    from .templates import ChatTemplate, choose_template, end_of_answer, template_of, write_tokenizer
+    from .template_files import write_tokenizer
+    from .templates import ChatTemplate, choose_template, end_of_answer, template_of
     from .theses import Rejected, Thesis, check_thesis, render_input
     from .theses_export import export_theses, require_empty
     from .theses_read import encode_questions, read_questions
@@ -141,7 +142,7 @@ _LAZY = {
     "remove_entry": "cache",
     "check_thesis": "theses",
     "render_input": "theses",
-    "write_tokenizer": "templates",
+    "write_tokenizer": "template_files",
     "template_of": "templates",
     "end_of_answer": "templates",
     "choose_template": "templates",

@@ -18,7 +18,6 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,8 @@ from .conversations import Conversation, Message, learned
 from .documents import Array
 from .subwords import Folder, Subwords
 from .time_limit import within
-from .tokenizer import Characters, Tokenizer
+from .tokenizer import Tokenizer
+from .turns import CALL_FORMS, PROBE, PROBE_TOOLS, CallForm, Markers, in_form, parted, thinks, unsaid
 
 Span = tuple[int, int]
 Run = tuple[bytes, bool]
@@ -98,6 +98,13 @@ class ChatTemplate:
     ) -> tuple[str, list[Span]]:
         if self.name == "chatml":
             return _write_chatml(messages, self.special["start_of_text"], ask)
+        if any(message.get("tool_calls") for message in messages):
+            messages = in_form(messages, self._call_form)
+        return self._render_as_it_is(messages, tools, ask=ask, mark=mark)
+
+    def _render_as_it_is(
+        self, messages: Sequence[Message], tools: list[Any] | None, *, ask: bool = False, mark: bool = False
+    ) -> tuple[str, list[Span]]:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         special: Any = self.special
@@ -111,6 +118,18 @@ class ChatTemplate:
             )  # fmt: skip
         texts, spans = made
         return texts[0], [(int(a), int(b)) for a, b in spans[0]] if mark else []
+
+    @cached_property
+    def _call_form(self) -> CallForm:
+        """The first form of calls that the template writes, of a conversation that has nothing else in it."""
+        for form in CALL_FORMS:
+            try:
+                text, _ = self._render_as_it_is(in_form(PROBE, form), PROBE_TOOLS)
+            except Exception:  # Jinja's, or what the template itself raises
+                continue
+            if "12321" in text:
+                return form
+        return CALL_FORMS[0]
 
     @property
     def described(self) -> str:
@@ -161,16 +180,19 @@ class ChatTemplate:
         self._require_calls(conversation)
         turns = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
         wanted = [i for i in turns if learned(messages[i], i, turns[-1], loss)]
-        if self.marks:
-            text, marked = self._render(messages, tools, mark=True)
-            if loss == "all" and len(wanted) == len(turns):
-                return text, [(0, len(text))]
-            if len(marked) == len(turns):
-                return text, [span for i, span in zip(turns, marked, strict=True) if i in wanted and span[0] < span[1]]
-        text = self.render(messages, tools)
+        text, marked = self._render(messages, tools, mark=self.marks)
+        asked = [i for i, m in enumerate(messages) if m["role"] == "user"]
         if loss == "all" and len(wanted) == len(turns):
+            self._require_said(conversation, [*asked, *turns], [text] * (len(asked) + len(turns)))
             return text, [(0, len(text))]
-        return text, [self._turn(conversation, i, text) for i in wanted]
+        if len(marked) == len(turns):
+            ends = [(begin, self._markers.end(text, begin, end)) for begin, end in marked]
+            spans = dict(zip(turns, ends, strict=True))
+            found = [spans[i] for i in wanted]
+        else:
+            found = [self._turn(conversation, i, text) for i in wanted]
+        self._require_said(conversation, [*asked, *wanted], [*[text] * len(asked), *(text[a:b] for a, b in found)])
+        return text, [span for span in found if span[0] < span[1]]
 
     def _require_calls(self, conversation: Conversation) -> None:
         """Refuse calls of tools that the template leaves out: the turn would be learned without them. Raises UserError."""
@@ -181,31 +203,51 @@ class ChatTemplate:
                 "a model whose own template does (--set data.corpus.template=model), or write the calls into the content",
             )
 
+    def _require_said(self, conversation: Conversation, indices: Sequence[int], texts: Sequence[str]) -> None:
+        """Refuse a turn of which the template leaves something out: it would be learned without it. Raises UserError."""
+        for index, text in zip(indices, texts, strict=True):
+            left = unsaid(conversation.messages[index], text)
+            if left is not None:
+                raise UserError(
+                    f"{conversation.where}: the chat template ({self.name}) leaves out what turn {index + 1} says: {left}",
+                    "take it out of the records, write it into the content, or choose another data.corpus.template",
+                )
+
     def _turn(self, conversation: Conversation, index: int, text: str) -> Span:
         """Return the span of one turn, by rendering the conversation up to it and with it."""
         messages, tools = conversation.messages, conversation.tools
         before = self.render(messages[:index], tools, ask=True)
         upto = text if index == len(messages) - 1 else self.render(messages[: index + 1], tools)
-        if not text.startswith(before) or not text.startswith(upto) or len(upto) <= len(before):
-            last = max(i for i, message in enumerate(messages) if message["role"] == "assistant")
-            raise UserError(
-                f"{conversation.where}: the chat template ({self.name}) writes turn {index + 1} otherwise within the whole "
-                "conversation than when it is asked for it, so that what is learned would not be what is asked",
-                "another data.corpus.template"
-                if index == last
-                else "--set data.corpus.loss=last, or another data.corpus.template",
-            )
-        return len(before), self._end(text, len(before), len(upto))
+        end = self._end(messages[: index + 1], tools, text, upto, len(before))
+        if text.startswith(before) and end > len(before):
+            return len(before), self._markers.end(text, len(before), end)
+        there, here = parted(text, upto if text.startswith(before) else before)
+        last = max(i for i, message in enumerate(messages) if message["role"] == "assistant")
+        fix = "another data.corpus.template" if index == last else "--set data.corpus.loss=last, or another data.corpus.template"
+        if "think" in here.lower() and not thinks(messages[index]):
+            fix = f"give the turn's thoughts (reasoning_content), {fix}"
+        raise UserError(
+            f"{conversation.where}: the chat template ({self.name}) writes turn {index + 1} otherwise within the whole "
+            f"conversation ({there}) than when it is asked for it ({here}), so that what is learned would not be what is asked",
+            fix,
+        )
 
-    def _end(self, text: str, start: int, end: int) -> int:
-        """Return where a turn ends for the model: white space behind the token that ends it is the template's alone."""
-        last = max((m.end() for m in self._markers.finditer(text, start, end)), default=end)
-        return last if not text[last:end].strip() else end
+    def _end(self, messages: Sequence[Message], tools: list[Any] | None, text: str, upto: str, begin: int) -> int:
+        """Return where the last of these turns ends in the whole text; 0 where it is not written there as it is by itself."""
+        if not text.startswith(upto):
+            return self._markers.without_end_of_text(upto, text, begin)
+        if upto is text and self._markers.twice(text):
+            try:
+                further = self.render(messages, tools, ask=True)
+            except Exception:  # a template that refuses to be asked once more
+                return len(upto)
+            if not further.startswith(text):
+                return self._markers.without_end_of_text(text, further, begin) or len(upto)
+        return len(upto)
 
     @cached_property
-    def _markers(self) -> re.Pattern[str]:
-        names = self.tokenizer.special_texts() if isinstance(self.tokenizer, Subwords) else []
-        return re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))) or r"(?!)")
+    def _markers(self) -> Markers:
+        return Markers(self.tokenizer.special_texts() if isinstance(self.tokenizer, Subwords) else [])
 
     def encode(self, conversations: Sequence[Conversation], loss: str) -> list[Encoded]:
         """Return the tokens of conversations, and which are learned. Raises UserError."""
@@ -338,55 +380,3 @@ def end_of_answer(tokenizer: Tokenizer, template: ChatTemplate | None) -> int:
         return tokenizer.eos
     last = int(encoded.ids[encoded.learned][-1])
     return last if tokenizer.pieces[last] == b"" else tokenizer.eos
-
-
-def write_tokenizer(folder: Path, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
-    """Write a tokenizer and the template that a model was trained with as transformers reads them.
-
-    Args:
-        folder: gets tokenizer.json, tokenizer_config.json and, with a template, chat_template.jinja.
-        tokenizer: of the run.
-        template: that conversations were rendered with; None: the run had none.
-    """
-    end = end_of_answer(tokenizer, template)
-    if isinstance(tokenizer, Folder):
-        tokenizer.export(folder)
-        if template is None or template.name == "model":
-            return
-        # What is trained ends its answers by this template, not by the one that came with the tokenizer.
-        for name in ("tokenizer_config.json", "special_tokens_map.json"):
-            if name in tokenizer.files or name == "tokenizer_config.json":
-                settings = json.loads(tokenizer.files.get(name, '{"tokenizer_class": "PreTrainedTokenizerFast"}'))
-                settings.pop("chat_template", None)
-                _write_json(folder / name, settings | {"eos_token": tokenizer.text_of(end)})
-    else:
-        (folder / "tokenizer.json").write_text(_hub_tokenizer(tokenizer), encoding="utf-8")
-        ends = BOS_TEXT if end == tokenizer.bos or not isinstance(tokenizer, Subwords) else tokenizer.text_of(end)
-        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": BOS_TEXT, "eos_token": ends}
-        _write_json(folder / "tokenizer_config.json", settings | {"clean_up_tokenization_spaces": False})
-    if template is not None:
-        (folder / "chat_template.jinja").write_text(template.alone, encoding="utf-8")
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _hub_tokenizer(tokenizer: Tokenizer) -> str:
-    """Return a tokenizer that was made here as a tokenizer.json: BOS stands before every text."""
-    import tokenizers
-    from tokenizers import decoders, models, pre_tokenizers, processors
-
-    if isinstance(tokenizer, Subwords):
-        inner = tokenizers.Tokenizer.from_str(tokenizer.content)
-    else:
-        assert isinstance(tokenizer, Characters)
-        vocab = {BOS_TEXT: tokenizer.bos} | {character: i + 1 for i, character in enumerate(tokenizer.alphabet)}
-        inner = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token=BOS_TEXT))
-        inner.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
-        inner.decoder = decoders.Fuse()
-        inner.add_special_tokens([BOS_TEXT])
-    inner.post_processor = processors.TemplateProcessing(
-        single=f"{BOS_TEXT} $A", pair=f"{BOS_TEXT} $A $B", special_tokens=[(BOS_TEXT, tokenizer.bos)]
-    )
-    return str(inner.to_str(pretty=False))
