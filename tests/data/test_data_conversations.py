@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow
 import pytest
-from chat_folders import LIKE_SMOL, TALK
+from chat_folders import LIKE_SMOL, TALK, small_folder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
@@ -259,6 +259,16 @@ def test_prepared_conversations_train_and_show_their_mask(tmp_path: Path, folder
         batch = batches.next_batch()
         assert int(batch.input_ids.max()) < made.tokenizer.vocab
         assert (batch.targets >= 0).any()
+
+
+def test_answers_without_an_end_are_told_before_training(tmp_path: Path) -> None:
+    """As GLM's, where the next turn's beginning ends an answer: the last one has no end."""
+    begins = "{% for m in messages %}<|im_start|>{{ m['role'] + ' ' + m['content'] }}{% endfor %}"
+    folder = small_folder(tmp_path / "model", begins + "{% if add_generation_prompt %}<|im_start|>assistant {% endif %}")
+    made = prepare(recipe(talks(tmp_path / "a.jsonl"), FolderTokenizer(path=str(folder))), tmp_path / "cache")
+    (line,) = describe_packing(made, 256)
+    count = made.train_documents
+    assert f"{count:,} of {count:,} answers do not end with a token that is learned and ends a text" in line
 
 
 def generated(folder: Path, seed: int = 7, **corpus: Any) -> Recipe:

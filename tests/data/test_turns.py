@@ -27,6 +27,11 @@ RETURNS = (
     f"{{{{ '{BOS_TEXT}' if loop.last and m['role'] == 'assistant' and not add_generation_prompt else '<|im_end|>\\n' }}}}"
     f"{{% endfor %}}{ASKED}"
 )
+# As StarCoder2's: it asks for an answer at the end of every conversation.
+STARCODER = (
+    "{% for m in messages %}{% if m['role'] == 'user' %}{{ '### Instruction\\n' + m['content'] + '\\n\\n' }}"
+    "{% else %}{{ '### Response\\n' + m['content'] + '<|im_end|>\\n\\n' }}{% endif %}{% endfor %}{{ '### Response\\n' }}"
+)
 CALL: dict[str, Any] = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": [2, "naïve"]}}}
 CALLS = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' }}"
@@ -74,6 +79,11 @@ def test_blanks_behind_the_end_are_not_learned_where_a_template_marks_them(tmp_p
     wide = MARKED.replace("'<|im_end|>' }}{% endgeneration %}", "'<|im_end|>\n' }}{% endgeneration %}")
     assert wide != MARKED
     assert learned_texts(with_template(tmp_path, wide), TALK) == ["Four.!", "\nSeven, I think.!"]
+
+
+def test_an_answer_that_a_template_asks_for_at_every_end_is_not_learned(tmp_path: Path) -> None:
+    """As StarCoder2's: the prompt of the next answer stands behind every conversation, asked for or not."""
+    assert learned_texts(with_template(tmp_path, STARCODER), TALK[1:3]) == ["Four.!"]
 
 
 @pytest.mark.parametrize("source", [MAPPED, JOINED], ids=["mapping", "text"])

@@ -258,21 +258,11 @@ def conversations(context: Context, say: Say) -> Evidence:
 
 def _judge_ends(prepared: PreparedData, found: Findings) -> None:
     """Judge whether what ends an answer is learned: else the model never stops."""
-    from .samples import conversation_files
-    from .subwords import Subwords
+    from .samples import conversation_files, describe_endless
 
-    tokenizer = prepared.tokenizer
-    ends = {tokenizer.eos}
-    if isinstance(tokenizer, Subwords):
-        ends |= {token for text in tokenizer.special_texts() if (token := tokenizer.token(text)) is not None}
     for file in conversation_files(prepared):
-        turns = [file.last_turn(number)[1] for number in range(min(file.samples, 1000))]
-        ended = sum(bool(len(turn)) and int(turn[-1]) in ends for turn in turns)
-        if ended < len(turns):
-            what = f"{len(turns) - ended:,} of {len(turns):,} answers do not end with a token that is learned and ends a text"
-            found.problem(
-                f"{what}: the model would not stop", "--set data.corpus.template=chatml, or mend the template", shows="end"
-            )
+        if endless := describe_endless(file, prepared.tokenizer):
+            found.problem(endless, "--set data.corpus.template=chatml, or mend the template", shows="end")
 
 
 def _judge_held_out(prepared: PreparedData, found: Findings) -> None:

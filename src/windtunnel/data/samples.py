@@ -295,8 +295,23 @@ def conversation_files(prepared: PreparedData) -> list[ConversationFile]:
 
 
 def describe_packing(prepared: PreparedData, sequence: int) -> list[str]:
-    """Say of each source how many conversations were packed, how full, and what was left out. Raises UserError."""
-    return [file.packing(sequence).describe() for file in conversation_files(prepared)]
+    """Say of each source how many conversations were packed, how full, and what is wrong with them. Raises UserError."""
+    described = []
+    for file in conversation_files(prepared):
+        text, endless = file.packing(sequence).describe(), describe_endless(file, prepared.tokenizer)
+        described.append(f"{text}; {endless}" if endless else text)
+    return described
+
+
+def describe_endless(file: ConversationFile, tokenizer: Tokenizer) -> str:
+    """Say how many of the first 1,000 answers do not end with a token that ends a text; '' where all do."""
+    ends = {tokenizer.eos}
+    if isinstance(tokenizer, Subwords):
+        ends |= {token for text in tokenizer.special_texts() if (token := tokenizer.token(text)) is not None}
+    turns = [file.last_turn(number)[1] for number in range(min(file.samples, 1000))]
+    endless = sum(not len(turn) or int(turn[-1]) not in ends for turn in turns)
+    what = f"{endless:,} of {len(turns):,} answers do not end with a token that is learned and ends a text"
+    return f"{what}: the model would not stop" if endless else ""
 
 
 def shown_samples(prepared: PreparedData, samples: int, most_tokens: int) -> list[Shown]:

@@ -124,9 +124,14 @@ class Markers:
         self._one, self._two = re.compile(any_of), re.compile(rf"(?:{any_of})\s*(?:{any_of})\s*\Z")
 
     def end(self, text: str, start: int, end: int) -> int:
-        """Return where a turn ends for the model: white space behind the token that ends it is the template's alone."""
+        """Return where a turn ends for the model.
+
+        What stands behind the token that ends it is the template's alone, where it is white space or what the turn itself
+        was asked for with: some templates (StarCoder2's) ask for an answer at the end of every conversation.
+        """
         last = max((m.end() for m in self._one.finditer(text, start, end)), default=end)
-        return last if not text[last:end].strip() else end
+        rest = text[last:end]
+        return last if not rest.strip() or text.endswith(rest, 0, start) else end
 
     def twice(self, text: str) -> bool:
         """Return whether a text ends with two special tokens: the second may end the text, not the turn."""
