@@ -75,6 +75,14 @@ def test_the_only_token_that_ends_an_answer_is_learned(tmp_path: Path) -> None:
         template.spans(Conversation("here:1", TALK), "answers")
 
 
+def test_a_turn_s_beginning_is_not_learned_where_a_template_marks_it(tmp_path: Path) -> None:
+    begun = MARKED.replace("{% generation %}{{ message", "{% generation %}{{ 'OPEN' + message")
+    opened = begun.replace("<|im_start|>assistant\n' }}", "<|im_start|>assistant\nOPEN' }}")
+    assert opened != begun
+    assert learned_texts(with_template(tmp_path / "in-prompts", opened), TALK) == ["Four.!", "\nSeven, I think.!"]
+    assert learned_texts(with_template(tmp_path / "in-none", begun), TALK) == ["OPENFour.!", "OPEN\nSeven, I think.!"]
+
+
 def test_blanks_behind_the_end_are_not_learned_where_a_template_marks_them(tmp_path: Path) -> None:
     wide = MARKED.replace("'<|im_end|>' }}{% endgeneration %}", "'<|im_end|>\n' }}{% endgeneration %}")
     assert wide != MARKED

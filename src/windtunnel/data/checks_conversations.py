@@ -333,10 +333,11 @@ def judge_template(
     _judge_contents(text, found)
     _judge_markers(template, inner, found)
     _judge_end(text, inner, special, ends, found, chats)
-    if asked == bare:
-        found.warn("the chat template ignores add_generation_prompt: add the beginning of the assistant's turn")
-    elif not render(template, turns, special).startswith(asked):
+    whole = render(template, turns, special)
+    if not whole.startswith(asked):
         found.warn("a prompt is rendered otherwise than at the beginning of the whole conversation: loss masks would be off")
+    elif asked == bare and not whole[len(asked) :].lstrip().startswith(LAST):  # with some, the question's end is the beginning
+        found.warn("the chat template ignores add_generation_prompt: add the beginning of the assistant's turn")
     if adds_bos and "bos" in special and text.startswith(special["bos"]):
         found.warn("the template begins with BOS and the tokenizer adds another: encode its text with add_special_tokens=False")
 

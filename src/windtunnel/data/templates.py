@@ -1,9 +1,9 @@
 """Chat templates: conversations as text, as token ids, and which of them are learned.
 
 A template is Jinja, rendered by transformers. The spans that the assistant wrote are told by the template's own
-{% generation %} blocks where it has them (as TRL asks for), else by rendering prefixes: a turn begins where the
-conversation before it ends when an answer is asked for, and it ends where the conversation with it ends. Both must
-be beginnings of the whole text, or the turn cannot be told apart and the conversation is refused.
+{% generation %} blocks where it has them (as TRL asks for), less what a prompt has already, else by rendering prefixes:
+a turn begins where the conversation before it ends when an answer is asked for, and it ends where the conversation with
+it ends. Both must be beginnings of the whole text, or the turn cannot be told apart and the conversation is refused.
 
 Text is encoded span by span, so that what stands before an answer has the very ids that the model sees when it
 is asked: a token that began in the question and ended in the answer would never occur in use.
@@ -186,9 +186,8 @@ class ChatTemplate:
             self._require_said(conversation, [*asked, *turns], [text] * (len(asked) + len(turns)))
             return text, [(0, len(text))]
         if len(marked) == len(turns):
-            ends = [(begin, self._markers.end(text, begin, end)) for begin, end in marked]
-            spans = dict(zip(turns, ends, strict=True))
-            found = [spans[i] for i in wanted]
+            spans = dict(zip(turns, marked, strict=True))
+            found = [self._marked_turn(conversation, i, text, spans[i]) for i in wanted]
         else:
             found = [self._turn(conversation, i, text) for i in wanted]
         self._require_said(conversation, [*asked, *wanted], [*[text] * len(asked), *(text[a:b] for a, b in found)])
@@ -212,6 +211,14 @@ class ChatTemplate:
                     f"{conversation.where}: the chat template ({self.name}) leaves out what turn {index + 1} says: {left}",
                     "take it out of the records, write it into the content, or choose another data.corpus.template",
                 )
+
+    def _marked_turn(self, conversation: Conversation, index: int, text: str, span: Span) -> Span:
+        """Return the span of a turn that the template marks, without the turn's beginning where a prompt has that already."""
+        messages, (begin, end) = conversation.messages, span
+        if not text.startswith(messages[index]["content"] or "\0", begin):
+            before = self.render(messages[:index], conversation.tools, ask=True)
+            begin = len(before) if text.startswith(before) and begin < len(before) < end else begin
+        return begin, self._markers.end(text, begin, end)
 
     def _turn(self, conversation: Conversation, index: int, text: str) -> Span:
         """Return the span of one turn, by rendering the conversation up to it and with it."""
