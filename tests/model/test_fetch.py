@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from waiting import until
 
 from windtunnel.model import fetch_model, hf_shape, hub_id, require_weights, verify_model, weights_folder
-from windtunnel.recipe import UserError, find_model
+from windtunnel.recipe import MissingModel, UserError, find_model
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
 
@@ -44,13 +44,15 @@ class Hub(ThreadingHTTPServer):
     """A hub with one repository, one that is gated and no other.
 
     `broken` files are sent as zeros; `cut` has how many bytes of a file are sent before the connection breaks, once, and
-    `stalled` those that then send nothing more. `asked` are the files sent, `sent` how many bytes of each.
+    `stalled` those that then send nothing more. `asked` are the files sent, `sent` how many bytes of each. `first` are answers
+    that are given before any other, each once, to paths that end so; `storage` is where it sends those who ask for weights.
     """
 
     def __init__(self, folder: Path) -> None:
         super().__init__(("127.0.0.1", 0), Answers)
         self.folder, self.broken, self.asked = folder, set[str](), list[str]()
         self.cut, self.stalled, self.sent = dict[str, int](), set[str](), dict[str, int]()
+        self.first, self.storage = list[tuple[str, int, dict[str, str]]](), ""
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     @property
@@ -73,6 +75,11 @@ class Answers(BaseHTTPRequestHandler):
         if self.headers.get("Authorization") == "Bearer hf_expired":
             self._empty(401)
             return
+        for answer in self.server.first:
+            if self.command == "GET" and path.endswith(answer[0]):
+                self.server.first.remove(answer)
+                self._empty(answer[1], **answer[2])
+                return
         if path.startswith("/api/models/someone/gated"):
             self._empty(403, "GatedRepo")
         elif path.startswith("/api/models/someone/tiny/tree"):
@@ -80,13 +87,17 @@ class Answers(BaseHTTPRequestHandler):
         elif path.startswith("/api/models/someone/tiny"):
             siblings = [self._file(file) | {"rfilename": name} for name, file in self._files()]
             self._json({"id": "someone/tiny", "modelId": "someone/tiny", "sha": SHA, "siblings": siblings, "tags": []})
+        elif self.server.storage and path.startswith("/someone/tiny/resolve/") and path.endswith(".safetensors"):
+            self._empty(302, Location=f"{self.server.storage}{path}?Signature=secret")
         elif path.startswith(f"/someone/tiny/resolve/{SHA}/"):
             self._send(path.partition(f"{SHA}/")[2])
         else:
             self._empty(404, "RepoNotFound")
 
-    def _empty(self, code: int, kind: str | None = None) -> None:
+    def _empty(self, code: int, kind: str | None = None, **headers: str) -> None:
         self.send_response(code)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
         if kind is not None:
             self.send_header("X-Error-Code", kind)
         self.send_header("Content-Length", "0")
@@ -304,6 +315,70 @@ def test_a_fetch_that_is_killed_goes_on_inside_the_file(large: Hub, tmp_path: Pa
     assert [hub.asked.count(name) for name in others] == [1] * len(others)
     assert verify_model(models / "tiny") > size
     assert not list(models.glob(".partial*"))
+
+
+@pytest.fixture
+def here(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    """The hub of this process, with short waits between attempts."""
+    monkeypatch.setenv("WINDTUNNEL_MODELS", str(tmp_path / "models"))
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.address)
+    monkeypatch.setattr(
+        "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", hub.address + "/{repo_id}/resolve/{revision}/{filename}"
+    )
+    monkeypatch.setattr("windtunnel.model.download.WAITS", (0.01,) * 4)
+    return hub
+
+
+def test_a_hub_that_is_overloaded_is_asked_again_when_it_says(here: Hub, tmp_path: Path) -> None:
+    said: list[str] = []
+    here.first = [("/someone/tiny", 429, {"Retry_After": "1"}), ("/someone/tiny", 503, {})]
+    assert not fetch_model("someone/tiny", said.append, weights=False).bytes
+    assert [line for line in said if "again in" in line] == [
+        "someone/tiny: 127.0.0.1 answers 429 Too Many Requests; again in 1 s",
+        "someone/tiny: 127.0.0.1 answers 503 Service Unavailable; again in 0 s",
+    ]
+    here.first = [("/someone/tiny", 503, {})] * 4
+    with pytest.raises(UserError, match="answers 503 Service Unavailable") as refused:
+        fetch_model("someone/tiny")
+    assert "run the same command again" in str(refused.value.fix)
+
+
+def test_an_address_of_the_storage_that_has_expired_is_asked_for_anew(here: Hub, tmp_path: Path) -> None:
+    said: list[str] = []
+    storage = Hub(here.folder)
+    here.storage = storage.address.replace("127.0.0.1", "localhost")
+    shard = min(here.folder.glob("*.safetensors")).name
+    storage.first = [(shard, 403, {}), (shard, 503, {"Retry_After": "0"})]
+    try:
+        assert fetch_model("someone/tiny", said.append).bytes
+        assert [line for line in said if "again in" in line] == [
+            f"{shard}: localhost answers 403 Forbidden; again in 0 s",
+            f"{shard}: localhost answers 503 Service Unavailable; again in 0 s",
+        ]
+        storage.first = [(shard, 403, {})] * 5
+        with pytest.raises(UserError) as refused:
+            fetch_model("someone/tiny", to=tmp_path / "other")
+        assert "files of someone/tiny: localhost answers 403 Forbidden" in refused.value.message
+        assert "token" not in str(refused.value)
+        assert "secret" not in str(refused.value)
+    finally:
+        storage.shutdown()
+        storage.server_close()
+
+
+def test_a_model_that_the_hub_has_half_of_is_not_to_be_fetched_again(here: Hub) -> None:
+    shard = min(here.folder.glob("*.safetensors"))
+    content = shard.read_bytes()
+    shard.unlink()
+    with pytest.raises(UserError, match=f"someone/tiny at {SHA} is not whole itself: .*{shard.name}") as refused:
+        fetch_model("someone/tiny")
+    assert "choose another model" in str(refused.value.fix)
+    with pytest.raises(MissingModel, match="half fetched") as missing:
+        hf_shape("someone/tiny")
+    assert missing.value.fix == "windtunnel fetch someone/tiny"
+    shard.write_bytes(content)
+    fetch_model("someone/tiny")
+    assert hf_shape("someone/tiny").layers == 2
 
 
 def test_a_fetch_that_finds_no_hub_leaves_no_half_model(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 from windtunnel.check import Check, Context, Evidence, Findings, Say, trains_elsewhere
 from windtunnel.recipe import HuggingFaceModel, MissingModel, TrainingStage, UserError
 
-from .fetch import cut_off, require_weights, verify_model, weights_folder
-from .known import hf_shape
+from .fetch import require_weights, verify_model, weights_folder
+from .known import cut_off, hf_shape
 
 
 def model_files(context: Context, say: Say) -> Evidence:

