@@ -107,6 +107,86 @@ def test_a_scale_for_each_row_or_tensor_where_the_config_names_no_blocks(tmp_pat
     assert same_bits(held["b.weight"], (weight.float() * whole).bfloat16())
 
 
+def compressed(**weights: object) -> dict[str, object]:
+    """The config of a checkpoint that compressed-tensors writes."""
+    groups = {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float", **weights}}}
+    return {"model_type": "llama", "quantization_config": {"quant_method": "compressed-tensors", "config_groups": groups}}
+
+
+@pytest.mark.parametrize(
+    ("weights", "block"),
+    [
+        ({"strategy": "block", "block_structure": [64, 32]}, (64, 32)),
+        ({"strategy": "group", "group_size": 64}, (1, 64)),
+        ({"strategy": "channel"}, (1, 320)),
+        ({"strategy": "tensor"}, (192, 320)),
+    ],
+)
+def test_compressed_tensors_says_which_weights_share_a_scale(
+    tmp_path: Path, weights: dict[str, object], block: tuple[int, int]
+) -> None:
+    weight = codes(192, 320)
+    scale = scales(-(-192 // block[0]), -(-320 // block[1])).bfloat16()
+    source = write(tmp_path / "in", [{"a.weight": weight, "a.weight_scale": scale}], compressed(**weights))
+    convert_folder(source, tmp_path / "out")
+    assert same_bits(tensors_of(tmp_path / "out")["a.weight"], formula(weight, scale, block))
+
+
+def test_packed_mxfp4_loses_its_suffix(tmp_path: Path) -> None:
+    packed, scale = torch.randint(0, 256, (48, 64), dtype=torch.uint8), torch.randint(100, 130, (48, 4), dtype=torch.uint8)
+    config = compressed(num_bits=4, strategy="group", group_size=32)
+    config["quantization_config"]["format"] = "mxfp4-pack-quantized"  # type: ignore[index]
+    source = write(tmp_path / "in", [{"a.weight_packed": packed, "a.weight_scale": scale}], config)
+    convert_folder(source, tmp_path / "out")
+    assert same_bits(tensors_of(tmp_path / "out")["a.weight"], formula(unpacked(packed), scale_values(scale), (1, 32)))
+    bare = write(tmp_path / "bare", [{"a.weight_packed": packed}], config)
+    with pytest.raises(UserError, match=r"a\.weight_packed is U8 and has no scale \(a\.weight_scale "):
+        convert_folder(bare, tmp_path / "other")
+
+
+def test_what_modelopt_says_beside_the_config_is_read_and_not_copied(tmp_path: Path) -> None:
+    weight, scale = codes(192, 320), torch.tensor(0.0123)
+    source = write(tmp_path / "in", [{"a.weight": weight, "a.weight_scale": scale}], {"model_type": "llama"})
+    (source / "hf_quant_config.json").write_text('{"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}')
+    convert_folder(source, tmp_path / "out")
+    assert same_bits(tensors_of(tmp_path / "out")["a.weight"], formula(weight, scale.reshape(1, 1), (192, 320)))
+    assert not (tmp_path / "out" / "hf_quant_config.json").exists()  # engines would take the bf16 for fp8
+
+
+def test_stacked_experts_may_have_one_scale_each(tmp_path: Path) -> None:
+    weight, scale = codes(3 * 100, 70).view(3, 100, 70), scales(3, 1, 1)
+    config = {"model_type": "mixtral", "quantization_config": {"quant_method": "fp8", "activation_scheme": "static"}}
+    source = write(tmp_path / "in", [{"experts.up": weight, "experts.up_scale_inv": scale}], config)
+    convert_folder(source, tmp_path / "out")
+    assert same_bits(tensors_of(tmp_path / "out")["experts.up"], (weight.float() * scale).bfloat16())
+
+
+@pytest.mark.parametrize(
+    ("tensors", "said", "words"),
+    [
+        ({"a.weight": torch.ones(4, 32, dtype=torch.int8), "a.weight_scale": torch.ones(4, 1)}, {"type": "int"}, "are int8"),
+        ({"a.weight_packed": torch.ones(4, 16, dtype=torch.uint8)}, {}, "is packed in a way that is not known"),
+        ({"a.weight": codes(4, 32), "a.weight_zero_point": codes(4, 1)}, {"symmetric": False}, "moves the zero of its weights"),
+        ({"a.weight": torch.ones(4, 16, dtype=torch.uint8), "a.weight_scale_2": torch.ones(1)}, {}, "a second scale of NVFP4"),
+        ({"a.weight": codes(4, 32)}, {"strategy": "block"}, "block_structure is None, expected two numbers"),
+        ({"a.weight": codes(4, 32), "a.weight_scale": scales(1, 32)}, {}, r"expected \[1, 1\], .*\[4, 1\], one for each row"),
+    ],
+)
+def test_what_is_not_known_is_named(
+    tmp_path: Path, tensors: dict[str, torch.Tensor], said: dict[str, object], words: str
+) -> None:
+    with pytest.raises(UserError, match=words):
+        convert_folder(write(tmp_path / "in", [tensors], compressed(**said)), tmp_path / "out")
+
+
+def test_rotated_weights_are_refused(tmp_path: Path) -> None:
+    config = compressed(strategy="channel")
+    config["quantization_config"]["transform_config"] = {"config_groups": {"u": {"type": "hadamard"}}}  # type: ignore[index]
+    source = write(tmp_path / "in", [{"a.weight": codes(4, 32), "a.weight_scale": scales(4, 1)}], config)
+    with pytest.raises(UserError, match="its weights were rotated"):
+        convert_folder(source, tmp_path / "out")
+
+
 @pytest.mark.parametrize("stored", [torch.int8, torch.uint8])
 def test_packed_fp4_experts_with_scale_names(tmp_path: Path, stored: torch.dtype) -> None:
     """DeepSeek-V4: experts in fp4 in groups of 32 beside fp8 in blocks, and parameters that are only called scale."""

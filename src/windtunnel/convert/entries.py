@@ -16,6 +16,7 @@ from windtunnel.model import FETCH_AGAIN, Stored, StoredModel
 from windtunnel.recipe import UserError
 
 from .decode import CODINGS, Coding
+from .quantization import ACTIVATIONS, PACKED, Said, check_method, read_said
 
 To = Literal["bf16", "fp8"]
 BLOCK = (128, 128)
@@ -23,9 +24,6 @@ GROUP = 32
 """Weights that share a scale in MX formats."""
 SCALE_TYPES = ("F32", "BF16", "F16", "F8_E8M0", "U8")
 CODED = {"F8_E4M3": "e4m3", "F8_E5M2": "e5m2", "F4": "e2m1"}
-METHODS = (None, "fp8", "fbgemm_fp8", "mxfp4", "mxfp8", "compressed-tensors", "modelopt")
-ACTIVATIONS = (".input_scale", ".activation_scale", ".input_activation_scale", ".k_scale", ".v_scale")
-"""Scales of activations: a bf16 model has no use for them."""
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 MIXTRAL_EXPERT = re.compile(r"\.experts\.\d+\.w[123]\.weight$")
 """How Mixtral and its like call an expert's gate, down and up projection."""
@@ -87,7 +85,8 @@ def make_entries(source: StoredModel, choice: Choice) -> tuple[list[Entry], list
     Raises:
         UserError: a weight without a scale, a scale without a weight, a grid that does not fit, or a format that is not known.
     """
-    _check_method(source)
+    said = read_said(source)
+    check_method(source, said)
     pairs = _pair(source)
     scales = {scale.name for scale in pairs.values()}
     entries, left_out = [], []
@@ -98,7 +97,7 @@ def make_entries(source: StoredModel, choice: Choice) -> tuple[list[Entry], list
         if renamed is None or name.endswith(ACTIVATIONS):
             left_out.append(name)
         elif name in pairs:
-            entries.append(_decoded(source, tensor, pairs[name], renamed))
+            entries.append(_decoded(source, said, tensor, pairs[name], renamed))
         elif choice.to == "fp8" and _is_linear(tensor):
             entries.append(_encoded(tensor, renamed))
         else:
@@ -106,23 +105,6 @@ def make_entries(source: StoredModel, choice: Choice) -> tuple[list[Entry], list
             entries.append(Entry((whole,), "copy", tensor))
     _check_found(source, choice, entries, bool(pairs))
     return entries, left_out
-
-
-def _check_method(source: StoredModel) -> None:
-    said = quantization(source.config)
-    block, method = said.get("weight_block_size"), said.get("quant_method")
-    if block is not None and not _is_block(block):
-        raise UserError(
-            f"{source.folder / 'config.json'}: weight_block_size is {block!r}, expected two numbers above zero",
-            "take the config.json that belongs to the weights; DeepSeek-V3's says [128, 128]",
-        )
-    packed = next((name for name in source.tensors if name.endswith((".qweight", ".weight_packed"))), None)
-    if method not in METHODS or packed is not None:
-        what = f"quant_method is {method}" if method not in METHODS else f"{packed} is packed in a way"
-        raise UserError(
-            f"{source.folder}: {what} that is not known here" if packed and method in METHODS else f"{source.folder}: {what}",
-            "known: fp8 and fp4 with block scales (DeepSeek, MXFP8, MXFP4), and fp8 with a scale for each row or tensor",
-        )
 
 
 def _check_found(source: StoredModel, choice: Choice, entries: list[Entry], quantised: bool) -> None:
@@ -138,20 +120,6 @@ def _check_found(source: StoredModel, choice: Choice, entries: list[Entry], quan
     if len(twice) < len(entries):
         name = next(entry.outputs[0].name for entry in entries if twice[entry.outputs[0].name] is not entry)
         raise UserError(f"{source.folder}: two tensors would be written as {name}", FETCH_AGAIN)
-
-
-def _is_block(said: Any) -> bool:
-    return isinstance(said, list) and len(said) == 2 and all(type(number) is int and number > 0 for number in said)
-
-
-def quantization(config: dict[str, Any]) -> dict[str, Any]:
-    """Return what a config.json says of quantisation, {} if nothing."""
-    for place in (config, config.get("text_config")):
-        for key in ("quantization_config", "compression_config"):
-            if isinstance(place, dict) and isinstance(place.get(key), dict):
-                found: dict[str, Any] = place[key]
-                return found
-    return {}
 
 
 # Pairs of weights and scales
@@ -170,7 +138,7 @@ def _pair(source: StoredModel) -> dict[str, Stored]:
             continue
         if scale is not None:
             pairs[name] = scale
-        elif tensor.dtype in CODED or name.endswith("_blocks"):
+        elif tensor.dtype in CODED or name.endswith(("_blocks", PACKED)):
             raise UserError(
                 f"{source.folder / tensor.file}: {name} is {tensor.dtype} and has no scale ({_scale_names(name)[0]} or the like)",
                 "its scale may be in a file that is not here: " + FETCH_AGAIN,
@@ -189,6 +157,8 @@ def _scale_names(weight: str) -> list[str]:
     """Return how the scale of a weight may be called: DeepSeek-V3, DeepSeek-V4, compressed-tensors, Mistral, gpt-oss."""
     if weight.endswith("_blocks"):
         return [weight.removesuffix("_blocks") + "_scales"]
+    if weight.endswith(PACKED):
+        return [weight.removesuffix("_packed") + "_scale"]
     stem = weight.removesuffix(".weight")
     names = [f"{weight}_scale_inv", f"{stem}.scale", f"{weight}_scale", f"{stem}.qscale_weight"]
     return names if stem != weight else [names[0], names[2]]
@@ -205,7 +175,7 @@ def _is_scale(tensor: Stored, tensors: dict[str, Stored]) -> bool:
     )
 
 
-def _decoded(source: StoredModel, weight: Stored, scale: Stored, name: str) -> Entry:
+def _decoded(source: StoredModel, said: Said, weight: Stored, scale: Stored, name: str) -> Entry:
     """Return the entry of a quantised weight."""
     if scale.dtype not in SCALE_TYPES:
         raise UserError(f"{source.folder / scale.file}: {scale.name} is {scale.dtype}", f"scales are {', '.join(SCALE_TYPES)}")
@@ -216,8 +186,8 @@ def _decoded(source: StoredModel, weight: Stored, scale: Stored, name: str) -> E
         shape = (*shape[:-1], 2 * shape[-1])
     rows, columns = (1, *shape)[-2:] if shape else (1, 1)
     matrices = math.prod(shape[:-2])
-    block = _block(source, scale, shape, rows, columns, coding)
-    output = Output(name, "BF16", shape, 2 * math.prod(shape))
+    block = _block(source, said, weight, scale, shape, coding)
+    output = Output(name.removesuffix("_packed"), "BF16", shape, 2 * math.prod(shape))
     return Entry((output,), "decode", weight, scale, coding, matrices, rows, columns, block)
 
 
@@ -232,44 +202,38 @@ def _gpt_oss(source: StoredModel, weight: Stored, scale: Stored, name: str) -> E
 
 
 def _block(
-    source: StoredModel, scale: Stored, shape: tuple[int, ...], rows: int, columns: int, coding: Coding
+    source: StoredModel, said: Said, weight: Stored, scale: Stored, shape: tuple[int, ...], coding: Coding
 ) -> tuple[int, int]:
     """Return how many rows and columns share a scale: as the config says, never as the shapes would also allow.
 
     A grid of 2 rows over 192 rows is one of 128-row blocks, cut off; dividing would make 96 of it, silently wrong.
     """
-    config = quantization(source.config)
-    said = config.get("weight_block_size")
-    grid = scale.shape
-    leading = shape[:-2]
+    grid, leading = scale.shape, shape[:-2]
+    rows, columns = (1, *shape)[-2:] if shape else (1, 1)
     groups = (*leading, rows, -(-columns // GROUP)) if len(shape) > 1 else (columns // GROUP,)
     if scale.dtype in ("F8_E8M0", "U8") and grid == groups and columns % GROUP == 0:
         return (1, GROUP)
     if coding.name == "e2m1":
-        raise _misfit(source, source.tensors[_weight_of(source, scale)], scale, f"{list(groups)}, one for {GROUP} weights")
-    if said is None and config:  # a scale for the tensor or for each row
-        if math.prod(grid) == 1 and not leading:
-            return (max(1, rows), max(1, columns))
-        if grid in ((*leading, rows, 1), (*leading, rows)) and len(shape) > 1:
-            return (1, max(1, columns))
-    block = BLOCK if said is None else (said[0], said[1])
-    wanted = (*leading, -(-rows // block[0]), -(-columns // block[1]))
-    if grid != wanted or len(shape) < 2:
-        weight = source.tensors[_weight_of(source, scale)]
-        raise _misfit(source, weight, scale, f"{list(wanted)}, one for {block[0]} x {block[1]} weights")
-    return block
-
-
-def _weight_of(source: StoredModel, scale: Stored) -> str:
-    return next(name for name in source.tensors if name != scale.name and scale.name in _scale_names(name))
+        raise _misfit(source, weight, scale, f"{list(groups)}, one for {GROUP} weights")
+    for block in said.blocks or (BLOCK,):
+        if len(shape) > 1 and grid == (*leading, -(-rows // block[0]), -(-columns // block[1])):
+            return block
+    if said.by_row and (grid == (*leading, 1, 1) or (math.prod(grid) == 1 and not leading)):
+        return (max(1, rows), max(1, columns))
+    if said.by_row and grid in ((*leading, rows, 1), (*leading, rows)) and len(shape) > 1:
+        return (1, max(1, columns))
+    block = (*said.blocks, BLOCK)[0]
+    wanted = [*leading, -(-rows // block[0]), -(-columns // block[1])]
+    rest = f"; or {[*leading, rows, 1]}, one for each row; or one for the tensor" if said.by_row else ""
+    raise _misfit(source, weight, scale, f"{wanted}, one for {block[0]} x {block[1]} weights{rest}")
 
 
 def _misfit(source: StoredModel, weight: Stored, scale: Stored, wanted: str) -> UserError:
     return UserError(
         f"{source.folder / scale.file}: {scale.name} is {scale.dtype} {list(scale.shape)}, which does not fit {weight.name} "
         f"{weight.dtype} {list(weight.shape)}: expected {wanted}",
-        "config.json's quantization_config.weight_block_size says which weights share a scale: take the config and the files of "
-        "one model",
+        "config.json's quantization_config says which weights share a scale, as weight_block_size for example: take the config "
+        "and the files of one model",
     )
 
 

@@ -18,7 +18,8 @@ from windtunnel.model import PARTS, BlockFP8, expert_sources, holds_experts, rea
 from windtunnel.recipe import UserError
 
 from .decode import CODINGS, E4M3, encode_blocks, scale_values
-from .entries import BLOCK, Choice, Entry, make_entries, quantization
+from .entries import BLOCK, Choice, Entry, make_entries
+from .quantization import read_said
 from .work import Files, decoded_weights, is_coded
 
 if TYPE_CHECKING:  # whoever evaluates a GPT comes by here too, and need not wait for it
@@ -52,7 +53,8 @@ class StoredFP8:
         self._entries = {entry.outputs[0].name: entry for entry in make_entries(source, Choice())[0]}
         self.names = list(self._entries)
         first = next((e for name, e in self._entries.items() if e.kind == "decode" and ".experts." in name), None)
-        whole = bool(quantization(source.config)) and "weight_block_size" not in quantization(source.config)
+        said = read_said(source)
+        whole = said.by_row and not said.blocks
         if first is not None and first.coding == CODINGS["e4m3"] and not whole:  # else a scale for each row, or one for all
             self.block, self.has_experts = first.block, True
 

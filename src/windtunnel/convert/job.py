@@ -31,6 +31,7 @@ from windtunnel.model import FETCH_AGAIN, INDEX, StoredModel, read_stored
 from windtunnel.recipe import UserError, parse_json
 
 from .entries import Choice, make_config, make_entries
+from .quantization import MODELOPT
 from .shards import NOTES, Progress, Shard, ShardWriter, digest_of, plan_shards, weight_bytes
 
 REPORT = "conversion.json"
@@ -38,7 +39,7 @@ SMALL = 100_000_000
 """Larger files that are no weights, such as another format's, are not copied."""
 SPARE = 64 << 20
 NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack", ".part", ".incomplete")
-OWN = (INDEX, "config.json", REPORT, "checksums.json")
+OWN = (INDEX, "config.json", REPORT, "checksums.json", MODELOPT)
 
 
 @dataclass(frozen=True)
