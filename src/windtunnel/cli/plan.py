@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 NO_PLAN = 1
 HERE = "here"
 # Rows of prose: they read better below the table.
-REMARKS = ("does not fit", "instead", "warning", "note")
+REMARKS = ("least that fits", "recommended", "does not fit", "instead", "warning", "note")
 
 
 def plan(

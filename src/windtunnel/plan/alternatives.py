@@ -77,7 +77,8 @@ def alternatives(recipe: Recipe, rig: Rig, planner: StagePlanner) -> list[Altern
         # What fits here already needs no more GPUs, nor do methods that need still less.
         if len(found) >= MOST or (change.what and any(f"--set {change.sets[-1]}" in option.change for option in found)):
             break
-        option = next((option for more in _more_gpus(rig) if (option := nearby.option(more, change))), None)
+        more = (other for other in rigs_of_kind(rig) if other.gpus > rig.gpus)
+        option = next((option for other in more if (option := nearby.option(other, change))), None)
         if option:
             found.append(option)
     found += _other_gpus(rig, nearby, changes)[:OTHERS]
@@ -136,15 +137,13 @@ def rig_name(gpu: str, nodes: int, count: int) -> str:
     return f"{nodes}x({one})" if nodes > 1 else one
 
 
-def _more_gpus(rig: Rig) -> Iterator[Rig]:
-    """Yield rigs with more GPUs of this kind, the fewest first."""
+def rigs_of_kind(rig: Rig) -> Iterator[Rig]:
+    """Yield rigs of this kind of GPU, the fewest first: parts of a node, then nodes."""
     if rig.gpu is None:
         return
     gpus = load_catalog().gpus
-    most = gpus[rig.gpu.name].max_per_node if rig.gpu.name in gpus else 8
+    most = rig.gpus_per_node if rig.nodes > 1 else gpus[rig.gpu.name].max_per_node if rig.gpu.name in gpus else 8
     for nodes, count in [(1, n) for n in (1, 2, 4, 8) if n <= most] + [(nodes, most) for nodes in NODES]:
-        if nodes * count <= rig.gpus:
-            continue
         network = rig.network_gbs / max(1, rig.gpus_per_node) * count
         if rig.nodes == 1 and rig.gpu.name in gpus:
             network = gpus[rig.gpu.name].network_gbs * count

@@ -37,7 +37,8 @@ from .memory import BF16, GIB
 from .plan import Case, Draft
 from .rollout import FEW, WEIGHT_BYTES, largest_engine, plan_engines
 from .sharing import Round, engines_beside, grpo_workload, held_out_of, part_of, require_shared, search_round
-from .types import Role
+from .sizes import sizes_of
+from .types import Role, Size
 
 DEFAULT_ROUNDS = 100
 ANSWERS_AT_FIRST = "held-out answers before the first round"
@@ -61,6 +62,13 @@ class RoundPlanning(FineTuning):
             return least > rig.gpus * rig.gpu.memory_gib or each > stage.engine_memory * rig.gpu.memory_gib
 
         return of
+
+    def sizes(self, case: Case) -> tuple[Size, ...] | None:
+        """See StagePlanner."""
+        if case.rig.gpu is None:
+            return None
+        hopeless = self.hopeless(case.recipe)
+        return sizes_of(case.rig, lambda rig: None if hopeless(rig) else self.draft(replace(case, rig=rig)))
 
     def draft(self, case: Case) -> Draft:
         """See StagePlanner; corpus_tokens: of all prompts."""
@@ -274,10 +282,13 @@ def _roles(found: Round, stage: GRPO) -> dict[str, Role]:
 def _shared(found: Round) -> str:
     if found.memory is not None:
         return f"the learner and vLLM share the GPU, {found.memory:.0%} of its memory vLLM's; they take turns"
-    each = f"{found.engine.gpus // found.engine.tensor} engine(s) over {found.engine.tensor} GPU(s) each"
+    tensor, engines = found.engine.tensor, found.engine.gpus // found.engine.tensor
+    if found.in_turn and found.learners == 1:
+        return "the learner and an engine take turns on the GPU"
+    each = f"{engines} engine{'s' if engines > 1 else ''} of {tensor} GPU{'s' if tensor > 1 else ''}"
     if found.in_turn:
-        return f"learners and engines take turns on all {found.learners} GPUs; {each}"
-    return f"{found.learners} GPUs learn, {found.engine.gpus} generate: {each}"
+        return f"learners and engines take turns on all {found.learners} GPUs, {each}"
+    return f"{found.learners} GPU{'s' if found.learners > 1 else ''} learn{'' if found.learners > 1 else 's'}, {each}"
 
 
 def _startup(found: Round, sums: Totals, rig: Rig, c: HFConstants) -> dict[str, float]:

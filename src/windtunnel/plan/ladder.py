@@ -16,7 +16,7 @@ from windtunnel.rig import Rig
 
 from .alternatives import StandIn, holds, stand_ins
 from .plan import make_plan, resolve
-from .text import hours_text, seconds_text
+from .text import hours_text, seconds_text, size_remarks
 from .types import Plan
 
 STEPS = 10
@@ -246,6 +246,7 @@ def ladder_remarks(ladder: Ladder) -> list[tuple[str, str]]:
     for rung in ladder.rungs:
         rows += _too_big(rung)
     target = ladder.plan
+    rows += size_remarks(target)
     rows += [("does not fit", f"{target.rig}: {reason}") for reason in target.reasons]
     rows += [("instead", f"{a.change} ({a.why})") for a in target.alternatives]
     rows += [("warning", text) for text in target.warnings]

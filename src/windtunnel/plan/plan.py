@@ -31,7 +31,7 @@ from .cost import (
     run_length,
 )
 from .search import Candidate
-from .types import Alternative, Moment, Option, Plan, Role
+from .types import Alternative, Moment, Option, Plan, Role, Size
 
 PLANNERS = {"pretrain": ".pretrain", "sft": ".finetune", "rl": ".grpo"}
 """Kind of stage -> the module here whose PLANNER plans it, imported on use."""
@@ -136,6 +136,10 @@ class StagePlanner:
         """Return kinds of stand-in for the model, the best of each first."""
         return ()
 
+    def sizes(self, case: Case) -> tuple[Size, ...] | None:
+        """Return the numbers of GPUs of the rig's kind that fit; None: of this kind of stage that is not asked."""
+        return None
+
     def hopeless(self, recipe: Recipe) -> Callable[[Rig], bool]:
         """Return what tells of a rig whether it is known at once that no layout fits, by what all ranks together must hold."""
         return lambda rig: False
@@ -172,7 +176,8 @@ def make_plan(
             back with fits=False.
     """
     planner = planner_of(recipe)
-    draft = planner.draft(Case(recipe, rig, vocab, calibration, corpus_tokens))
+    case = Case(recipe, rig, vocab, calibration, corpus_tokens)
+    draft = planner.draft(case)
     best, layout = draft.best, draft.best.layout
     length, disk, more, helps = afford(recipe, rig, draft)
     # Looking for what would fit plans a dozen recipes: only where this one does not, and somebody reads it.
@@ -227,6 +232,7 @@ def make_plan(
         options=_options(draft, length, rig),
         reasons=tuple(reasons),
         alternatives=tuple(options),
+        sizes=planner.sizes(case) if suggest else None,
         warnings=(*epoch_warnings(repeated), *(draft.feeds(length) if over_fed(repeated) else ()), *draft.warnings),
         notes=(*notes, *_not_trained(recipe, layout), *without_effect(recipe, layout), *rig.notes),
         error=draft.error,

@@ -11,7 +11,7 @@ from windtunnel.rig import Rig
 
 from .ladder import Ladder, climb
 from .plan import make_plan, refuse
-from .text import count_text, hours_text, seconds_text
+from .text import count_text, hours_text, seconds_text, size_remarks
 from .types import Alternative, Plan
 
 STAGE_COLUMNS = ("stage", "steps", "tokens", "GiB a rank", "step", "time", "cost")
@@ -199,6 +199,7 @@ def stage_remarks(staged: StagedPlan) -> list[tuple[str, str]]:
     """Return (label, text): what each stage is for, that their models are not the same, and why one does not fit."""
     rows = [(stage.name, stage.description) for stage in staged.stages if stage.description]
     rows += [(f"{stage.name}, a round", _round(stage.plan)) for stage in staged.stages if stage.plan.method == "grpo"]
+    rows += [(f"{stage.name}, {label}", text) for stage in staged.stages for label, text in size_remarks(stage.plan)]
     rows += gate_remarks(staged)
     rows += [("warning", text) for text in depth_warnings(staged)]
     for stage in staged.stages:

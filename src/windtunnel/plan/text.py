@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from .types import Plan
+from collections.abc import Sequence
+
+from .types import Plan, Size
 
 METHODS = {
     "pretrain": "training from random weights",
@@ -21,6 +23,7 @@ OF_A_RUN = ("length", "ends", "time", "cost", "epochs")
 def lines(plan: Plan) -> list[tuple[str, str, str]]:
     """Return (label, value, source) of everything worth printing, in reading order."""
     remarks = [("next best", text, "") for text in _options(plan)]
+    remarks += [(label, text, "") for label, text in size_remarks(plan)]
     remarks += [("does not fit", reason, "") for reason in plan.reasons]
     remarks += [("instead", a.change, a.why) for a in plan.alternatives]
     remarks += [("warning", text, "") for text in plan.warnings]
@@ -29,6 +32,39 @@ def lines(plan: Plan) -> list[tuple[str, str, str]]:
     keeping = _keeping(plan) if plan.fits else [row for row in _keeping(plan) if row[0] != "disk"]
     pace = _pace(plan) if plan.fits else [row for row in _pace(plan) if row[0] not in OF_A_RUN]
     return _what(plan) + _memory(plan) + _roles(plan) + pace + keeping + remarks
+
+
+def size_remarks(plan: Plan) -> list[tuple[str, str]]:
+    """Return (label, text): the fewest GPUs of the rig's kind that fit, and how many to take, with why; none of other plans."""
+    if plan.sizes is None:
+        return []
+    if not plan.sizes:
+        return [("least that fits", "no number of GPUs of this kind: the recipe has to change, or the GPU")]
+    least = next(size for size in plan.sizes if size.least)
+    take = next(size for size in plan.sizes if size.recommended)
+    if take is least:
+        return [("least that fits", f"{_size(take)}"), ("recommended", f"the same: {_why(take, plan.sizes)}")]
+    return [("least that fits", _size(least)), ("recommended", f"{_size(take)}; {_why(take, plan.sizes)}")]
+
+
+def _size(size: Size) -> str:
+    """Write so many GPUs, how they are shared, and what that needs and takes."""
+    held = f"{size.peak_gib:.1f} of {size.limit_gib:.1f} GiB a learner{'' if size.roomy else ', tight'}"
+    return f"{size.rig}: {size.shared}{size.layout.describe()}; {held}; {seconds_text(size.step_seconds)} a round"
+
+
+def _why(take: Size, sizes: Sequence[Size]) -> str:
+    """Say why this number of GPUs is the one to take, beside what the others cost."""
+    if len(sizes) == 1:
+        return "nothing smaller fits, and nothing larger was asked for"
+    error = f"the memory's stated error of {take.error:.0%}"
+    among = f"those with room for {error}" if take.roomy else f"those that fit (none has room for {error})"
+    costs = ", ".join(f"{size.gpus}: {_rounded(size.gpu_seconds)}" for size in sizes)
+    return f"of {among} a round takes the fewest GPU-seconds (by GPUs {costs})"
+
+
+def _rounded(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def _options(plan: Plan) -> list[str]:

@@ -57,6 +57,44 @@ class Option:
 
 
 @dataclass(frozen=True)
+class Size:
+    """One number of GPUs on which the stage fits.
+
+    Attributes:
+        rig: as `--on` takes it. gpus: of it.
+        shared: how learners and engines share them. layout: the learners'.
+        peak_gib, limit_gib, error: of a learner's GPU, and the stated relative error of the former.
+        step_seconds: of a round.
+        least: whether no smaller number fits. recommended: whether this is the one to take.
+    """
+
+    rig: str
+    gpus: int
+    shared: str
+    layout: Layout
+    peak_gib: float
+    limit_gib: float
+    error: float
+    step_seconds: float
+    least: bool = False
+    recommended: bool = False
+
+    @property
+    def roomy(self) -> bool:
+        """Whether it fits by the stated error too."""
+        return self.peak_gib * (1 + self.error) <= self.limit_gib
+
+    @property
+    def gpu_seconds(self) -> float:
+        """What a round takes of all GPUs together, and so what it costs."""
+        return self.gpus * self.step_seconds
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON; keys are stable."""
+        return asdict(self) | {"layout": self.layout.as_dict(), "gpu_seconds": self.gpu_seconds}
+
+
+@dataclass(frozen=True)
 class Role:
     """One kind of process of a reinforcement-learning round, on GPUs of its own or in turn with the others.
 
@@ -84,6 +122,7 @@ class Plan:
     that are not ours. `components` is the timeline's moment `peak_moment`; `limit_gib` is the limit of
     the rank that needs most. step_seconds = sum(step_terms) - hidden_seconds, and for GRPO a step is a round.
     `options` are the best layouts that fit, fastest and so cheapest first (of models that are not ours).
+    `sizes` are the numbers of GPUs of the rig's kind that fit, of GRPO; None: not looked for.
     `startup` is seconds by part, once a run. `roles` is empty but for GRPO: 'learner', 'engine'.
     `correction` is what the user's own measurements changed: memory_gib, time_factor; empty where they did not.
     """
@@ -130,6 +169,7 @@ class Plan:
     options: tuple[Option, ...]
     reasons: tuple[str, ...]
     alternatives: tuple[Alternative, ...]
+    sizes: tuple[Size, ...] | None
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
     error: dict[str, float]
@@ -157,5 +197,6 @@ class Plan:
         """Everything as JSON values; keys are stable."""
         roles = {name: asdict(role) | {"layout": role.layout.as_dict()} for name, role in self.roles.items()}
         options = [asdict(option) | {"layout": option.layout.as_dict()} for option in self.options]
-        layouts = {"layout": self.layout.as_dict(), "roles": roles, "options": options}
+        sizes = None if self.sizes is None else [size.to_json() for size in self.sizes]
+        layouts = {"layout": self.layout.as_dict(), "roles": roles, "options": options, "sizes": sizes}
         return asdict(self) | layouts | {"reserved_gib": self.reserved_gib, "verdict": self.verdict}
