@@ -93,3 +93,14 @@ def test_a_rate_of_the_preset_is_said_to_be_the_presets() -> None:
     recipe = load_recipe("trm", ["stages.pretrain.optimizer.embedding_lr=0.3"])
     rules = {name: rule for name, _, rule in derive(stage_recipe(recipe, "validation"), 8192).rows()}
     assert (rules["matrix_lr"], rules["embedding_lr"]) == ("preset aggressive", "recipe")
+
+
+def test_what_does_not_fit_has_no_hours_and_no_dollars_in_json() -> None:
+    poor = make_plan(load_recipe("charlm", ["budget.dollars=0.01"]), parse_rig(RIG)).to_json()
+    assert (poor["fits"], poor["hours"], poor["dollars"]) == (False, None, None)
+    tuned = make_plan(load_recipe("sft", ["budget.dollars=0.01"]), parse_rig(RIG)).to_json()
+    assert tuned["options"]
+    assert {(option["hours"], option["dollars"]) for option in tuned["options"]} == {(None, None)}
+    none = plan_stages(load_recipe("trm", ["model.depth=80"]), parse_rig("H100")).to_json()
+    assert none["total"] == {"fits": False, "hours": None, "dollars": None}
+    assert {stage["hours"] for stage in none["stages"]} == {None}

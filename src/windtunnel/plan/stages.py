@@ -63,7 +63,9 @@ class StagedPlan:
     def to_json(self) -> dict[str, Any]:
         """Stable keys: `stages` with each stage's whole plan, `gates`, `total`; whether and why not all of them fit."""
         stages = [{"stage": stage.name, "description": stage.description, **stage.plan.to_json()} for stage in self.stages]
-        total = {"fits": self.fits, "hours": self.hours, "dollars": self.dollars}
+        some = any(stage.plan.fits for stage in self.stages)
+        taken = {"hours": self.hours, "dollars": self.dollars} if some else {"hours": None, "dollars": None}
+        total = {"fits": self.fits, **taken}
         reasons = [f"{stage.name}: {reason}" for stage in self.stages for reason in stage.plan.reasons]
         return {"fits": self.fits, "reasons": reasons, "stages": stages, "gates": self.gates, "total": total}
 

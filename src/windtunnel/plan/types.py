@@ -194,9 +194,12 @@ class Plan:
         return self.peak_gib - sum(self.components.get(name, 0.0) for name in OUTSIDE_ALLOCATOR)
 
     def to_json(self) -> dict[str, Any]:
-        """Everything as JSON values; keys are stable."""
+        """Everything as JSON values; keys are stable. What cannot be run takes no hours and costs no dollars."""
         roles = {name: asdict(role) | {"layout": role.layout.as_dict()} for name, role in self.roles.items()}
         options = [asdict(option) | {"layout": option.layout.as_dict()} for option in self.options]
         sizes = None if self.sizes is None else [size.to_json() for size in self.sizes]
-        layouts = {"layout": self.layout.as_dict(), "roles": roles, "options": options, "sizes": sizes}
+        layouts: dict[str, Any] = {"layout": self.layout.as_dict(), "roles": roles, "options": options, "sizes": sizes}
+        untaken = {"hours": None, "dollars": None}
+        if not self.fits:
+            layouts |= untaken | {"options": [option | untaken for option in options]}
         return asdict(self) | layouts | {"reserved_gib": self.reserved_gib, "verdict": self.verdict}
