@@ -1,9 +1,10 @@
 """The loss of reinforcement learning beside TRL's GRPOTrainer: the same batch, the same weights, losses and gradients in fp32.
 
-    grpo_peers.py --out benchmarks/results/grpo-peers-cpu.json
+    grpo_peers.py --verl verl/trainer/ppo/core_algos.py --out benchmarks/results/grpo-peers-cpu.json
 
 Answers of different lengths, some cut, to prompts of different lengths, with advantages, log-probabilities of before, of a
 reference and of a sampler. TRL pads, this package packs. It needs `pip install trl` (1.16), perhaps in an interpreter of its own.
+verl's formulas are read from its source: of them the loss and its derivatives in the tokens' log-probabilities are compared.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import json
 import math
 import platform
+import sys
 import tempfile
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -23,7 +25,7 @@ import torch
 
 from windtunnel.data import Prompt
 from windtunnel.recipe import GRPO
-from windtunnel.rl import Reward, Sample, micro_batches
+from windtunnel.rl import Reward, Sample, answer_means, micro_batches
 from windtunnel.train import HFJob, Ranks, build_hf
 
 CONFIG = {
@@ -43,13 +45,20 @@ CASES: dict[str, dict[str, Any]] = {
     "IcePop": {"updates": 2, "mismatch": "mask", "mismatch_band": (0.7, 1.4)},
     "truncated answers masked": {"mask": True},
 }
-LOSSES = ("grpo", "dapo", "dr_grpo", "cispo", "sapo")
+LOSSES = ("grpo", "dapo", "dr_grpo", "gspo", "cispo", "sapo")
+SPREAD = ("KL to a reference", "truncated importance sampling", "IcePop")
+"""Of GSPO TRL spreads these terms of a token over its answer, through their product with the answer's ratio; verl does not."""
+VERL = {"dapo": ("vanilla", "token-mean"), "grpo": ("vanilla", "seq-mean-token-mean"), "gspo": ("gspo", "seq-mean-token-mean"),
+        "dr_grpo": ("vanilla", "seq-mean-token-sum-norm"), "cispo": ("cispo", "token-mean"),
+        "sapo": ("sapo", "seq-mean-token-mean")}  # fmt: skip
+"""Its name of a loss, and of how tokens are put together."""
 
 
 def main() -> None:
     """Compare every loss in every case, and write the largest differences."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--verl", type=Path, required=True, help="core_algos.py of its source distribution")
     arguments = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(1)
@@ -57,17 +66,28 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for loss in LOSSES:
             for name, given in CASES.items():
+                if loss == "gspo" and name in SPREAD:
+                    continue
                 row = {"loss": loss, "case": name, **compare(loss, given, Path(folder))}
                 print(json.dumps(row), flush=True)
                 rows.append(row)
+    formulas = load_verl(arguments.verl)
+    beside = [
+        {"loss": loss, "case": name, **compare_formulas(formulas, loss, given)}
+        for loss in LOSSES
+        for name, given in CASES.items()
+    ]
+    print(*map(json.dumps, beside), sep="\n")
     import transformers
     import trl
 
     versions = {"torch": torch.__version__, "transformers": transformers.__version__, "trl": trl.__version__}
     largest = {key: max(row[key] for row in rows) for key in ("loss_difference", "gradient_difference")}
+    apart = {key: max(row[key] for row in beside if not row["differs"]) for key in ("loss_difference", "gradient_difference")}
     content = {
         "benchmark": "grpo_peers", "date": datetime.now(UTC).date().isoformat(), "machine": platform.machine(),
         "versions": versions, "answers": ANSWERS, "temperature": TEMPERATURE, "largest": largest, "rows": rows,
+        "verl": {"source": arguments.verl.parts[-5], "largest": apart, "rows": beside},
     }  # fmt: skip
     arguments.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
@@ -139,17 +159,7 @@ def packed(samples: list[Sample], stage: GRPO) -> list[Any]:
 
 def ours(job: HFJob, samples: list[Sample], stage: GRPO, old: list[Any], reference: list[Any]) -> tuple[float, dict[str, Any]]:
     """Return this package's loss and gradients, as `HFJob.step` has them."""
-    batches = packed(samples, stage)
-    for batch in batches:
-        objective: Any = batch.objective
-        more = {}
-        for name, values, wanted in (("old", old, stage.updates > 1), ("reference", reference, stage.reference)):
-            if wanted:
-                flat = torch.zeros(objective.owner.numel())
-                for number in {int(i) for i in objective.owner.tolist() if i >= 0}:
-                    flat[objective.owner == number] = torch.from_numpy(values[number])
-                more[name] = flat
-        objective.tokens = replace(objective.tokens, **more)
+    batches = filled(job, packed(samples, stage), stage, old, reference)
     taken: dict[str, Any] = {}
 
     def take() -> None:
@@ -164,6 +174,25 @@ def ours(job: HFJob, samples: list[Sample], stage: GRPO, old: list[Any], referen
     return float(sums[0]) / share, {name: gradient * 256 / share for name, gradient in taken.items()}
 
 
+def filled(job: HFJob, batches: list[Any], stage: GRPO, old: list[Any], reference: list[Any]) -> list[Any]:
+    """Give the losses the log-probabilities that they compare with, and return the batches."""
+    for batch in batches:
+        objective: Any = batch.objective
+        more = {}
+        for name, values, wanted in (("old", old, stage.updates > 1), ("reference", reference, stage.reference)):
+            if wanted:
+                flat = torch.zeros(objective.owner.numel())
+                for number in {int(i) for i in objective.owner.tolist() if i >= 0}:
+                    flat[objective.owner == number] = torch.from_numpy(values[number])
+                more[name] = flat
+        objective.tokens = replace(objective.tokens, **more)
+    if stage.loss == "gspo" and stage.updates > 1:  # as before every update of a round but the first
+        for batch, now in zip(batches, job.score(batches), strict=True):
+            one: Any = batch.objective
+            one.tokens = replace(one.tokens, moved=answer_means(now.reshape(-1) - one.tokens.old, one.owner))
+    return batches
+
+
 def peers(
     job: HFJob, samples: list[Sample], stage: GRPO, old: list[Any], reference: list[Any], folder: Path
 ) -> tuple[float, dict[str, Any]]:
@@ -176,7 +205,7 @@ def peers(
     model = plain_model(job, torch.float32)
     high = stage.clip if stage.clip_higher is None else stage.clip_higher
     config = GRPOConfig(
-        output_dir=str(folder / "trl"), loss_type=stage.loss, beta=stage.kl, epsilon=stage.clip,
+        output_dir=str(folder / "trl"), loss_type={"gspo": "grpo"}.get(stage.loss, stage.loss), beta=stage.kl, epsilon=stage.clip,
         epsilon_high=1 + high if stage.loss == "cispo" else high, temperature=TEMPERATURE, max_completion_length=MOST,
         per_device_train_batch_size=ANSWERS, num_generations=2, gradient_accumulation_steps=1, report_to=[],
         use_cpu=True, bf16=False,
@@ -185,6 +214,7 @@ def peers(
     add_fused_lm_head(model, temperature=TEMPERATURE, outputs=("log_probs", "entropy"))
     trainer: Any = GRPOTrainer.__new__(GRPOTrainer)
     prepare_trainer(trainer, config, model)
+    object.__setattr__(trainer, "importance_sampling_level", "sequence" if stage.loss == "gspo" else "token")
     inputs = padded(samples, old, reference, stage)
     trainer.use_vllm = "importance_sampling_ratio" in inputs
     model.train()
@@ -202,7 +232,7 @@ def prepare_trainer(trainer: Any, config: Any, model: Any) -> None:
     values = {
         "args": config, "model": model, "accelerator": Accelerator(cpu=True), "loss_type": config.loss_type, "beta": config.beta,
         "epsilon_low": config.epsilon, "epsilon_high": config.epsilon_high, "temperature": config.temperature,
-        "max_completion_length": config.max_completion_length, "importance_sampling_level": "token", "top_entropy_quantile": 1.0,
+        "max_completion_length": config.max_completion_length, "top_entropy_quantile": 1.0,
         "off_policy_mask_threshold": None, "aux_loss_enabled": False, "vllm_importance_sampling_correction": True,
         "current_gradient_accumulation_steps": 1, "_entropy_bonus_enabled": False, "model_kwarg_keys": set(),
         "_metrics": {mode: defaultdict(list) for mode in ("train", "eval")}, "use_liger_kernel": False,
@@ -240,6 +270,86 @@ def padded(samples: list[Sample], old: list[Any], reference: list[Any], stage: G
         low, high = stage.mismatch_band
         inputs["importance_sampling_ratio"] = ratio.masked_fill((ratio < low) | (ratio > high), 0.0)
     return inputs
+
+
+def load_verl(file: Path) -> Any:
+    """Return verl's module of formulas, without the parts of verl that those do not use."""
+    from importlib.util import module_from_spec, spec_from_file_location
+    from types import ModuleType, SimpleNamespace
+    from unittest.mock import MagicMock
+
+    class Config(SimpleNamespace):
+        def get(self, name: str, other: Any) -> Any:
+            return getattr(self, name, other)
+
+    sums = ModuleType("verl.utils.torch_functional")
+    sums.masked_sum = lambda values, mask: (values * mask).sum()  # type: ignore[attr-defined]
+    sums.masked_mean = lambda values, mask: (values * mask).sum() / mask.sum()  # type: ignore[attr-defined]
+    names = ("omegaconf", "verl", "verl.trainer", "verl.trainer.config", "verl.utils", "verl.utils.import_utils", "verl.workers",
+             "verl.workers.config")  # fmt: skip
+    sys.modules.update({name: MagicMock() for name in names} | {sums.__name__: sums})
+    sys.modules["verl"].utils.torch_functional = sys.modules["verl.utils"].torch_functional = sums
+    sys.modules["verl.utils.import_utils"].deprecated = lambda _: lambda function: function
+    sys.modules["verl.workers.config"].ActorConfig = Config
+    sys.modules["verl.trainer.config"].AlgoConfig = type("AlgoConfig", (), {})
+    spec = spec_from_file_location("verl_core_algos", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def differs(stage: GRPO, *, masked: bool) -> str:
+    """Say where verl's formula is another one; empty where it is the same."""
+    if stage.kl:
+        return "verl's k3 is not multiplied by the ratio"
+    if stage.loss == "cispo" and stage.updates > 1:
+        return "verl's weight is at least 1 - clip too"
+    return "verl's mean over answers leaves masked ones out" if masked and stage.loss not in ("dapo", "cispo") else ""
+
+
+def compare_formulas(verl: Any, loss: str, given: dict[str, Any]) -> dict[str, Any]:
+    """Return both losses and how far they and their derivatives are apart; `differs`: verl has another formula there."""
+    options = {key: value for key, value in given.items() if key != "mask"}
+    stage = GRPO(name="rl", loss=loss, answer_tokens=MOST, temperature=TEMPERATURE, **({"mismatch": "ignore"} | options))
+    job = learner()
+    samples = answers(masked=bool(given.get("mask")))
+    old, reference, sampler = others(job, samples, stage)
+    samples = [replace(sample, log_probabilities=drawn) for sample, drawn in zip(samples, sampler, strict=True)]
+    shape = (len(samples), MOST)
+    mine, slopes, now = torch.zeros(()), torch.zeros(shape), torch.zeros(shape)
+    batches = filled(job, packed(samples, stage), stage, old, reference)
+    share = sum(batch.objective.share for batch in batches)
+    for batch, new in zip(batches, job.score(batches), strict=True):
+        objective, flat = batch.objective, new.reshape(-1)
+        losses, slope = objective(flat, torch.arange(len(flat)))
+        mine = mine + losses.sum() / share
+        for number in {int(i) for i in objective.owner.tolist() if i >= 0}:
+            at, length = objective.owner == number, len(samples[number].tokens)
+            slopes[number, :length], now[number, :length] = slope[at] / share, flat[at]
+    inputs = padded(samples, old, reference, stage)
+    new, mask = now.requires_grad_(), inputs["completion_mask"]
+    before = inputs["old_per_token_logps"] if stage.updates > 1 else now.detach()
+    high = stage.clip if stage.clip_higher is None else stage.clip_higher
+    config = sys.modules["verl.workers.config"].ActorConfig(
+        clip_ratio=stage.clip, clip_ratio_low=stage.clip, clip_ratio_high=high, clip_ratio_c=1e9, tau_pos=1.0, tau_neg=1.05,
+        policy_loss=sys.modules["verl.workers.config"].ActorConfig(tau_pos=1.0, tau_neg=1.05), global_batch_info={},
+    )  # fmt: skip
+    kind, together = VERL[loss]
+    theirs, _ = verl.get_policy_loss_fn(kind)(
+        before, new, inputs["advantages"][:, None].expand(shape), mask, together, config, inputs.get("importance_sampling_ratio")
+    )
+    if stage.kl:
+        each = verl.kl_penalty(new, inputs["ref_per_token_logps"], "k3")
+        theirs = theirs + stage.kl * verl.agg_loss(each, mask, together)
+    (expected,) = torch.autograd.grad(theirs, new)
+    told = float(theirs.detach())
+    return {
+        "differs": differs(stage, masked=bool(given.get("mask"))), "ours": float(mine), "verl": told,
+        "loss_difference": abs(float(mine) - told) / max(abs(told), 1e-3),
+        "gradient_difference": float((slopes - expected).norm() / expected.norm()),
+    }  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -233,6 +233,9 @@ def test_a_round_on_this_machines_cpu_takes_turns_and_says_what_does_nothing() -
     two = make_plan(rl(*small, "stages.rl.clip_higher=0.28", "stages.rl.updates=2"), here)
     assert two.warnings == ()
     assert two.step_terms["log-probabilities"] > 0
+    whole = make_plan(rl(*small, "stages.rl.loss=gspo", "stages.rl.updates=2"), here)
+    assert whole.step_terms["log-probabilities"] == pytest.approx(1.5 * two.step_terms["log-probabilities"])
+    assert any("gspo is grpo" in warning for warning in make_plan(rl(*small, "stages.rl.loss=gspo"), here).warnings)
     json.dumps(made.to_json(), allow_nan=False)
 
 

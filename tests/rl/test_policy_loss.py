@@ -14,7 +14,18 @@ from learners import learner
 
 from windtunnel.data import Prompt
 from windtunnel.recipe import GRPO
-from windtunnel.rl import LossSettings, Reward, Sample, Tokens, all_equal, group_advantages, micro_batches, token_losses
+from windtunnel.rl import (
+    LossSettings,
+    PolicyLoss,
+    Reward,
+    Sample,
+    Tokens,
+    all_equal,
+    answer_means,
+    group_advantages,
+    micro_batches,
+    token_losses,
+)
 from windtunnel.train import HFJob, ObjectiveBatch
 
 CPU = torch.device("cpu")
@@ -171,7 +182,65 @@ def test_a_prime_number_of_sequences_in_micro_batches_of_four_has_the_gradient_o
         torch.testing.assert_close(one, every[name], rtol=1e-4, atol=1e-6, msg=name)
 
 
-@pytest.mark.parametrize("loss", ["dapo", "grpo", "dr_grpo", "cispo", "sapo"])
+def with_old(batches: list[ObjectiveBatch], job: HFJob, moved: list[float]) -> None:
+    """Give the losses log-probabilities of before: each answer's tokens were less likely by so many nats, more or less."""
+    noise = torch.Generator().manual_seed(3)
+    for batch, now in zip(batches, job.score(batches), strict=True):
+        loss = batch.objective
+        assert isinstance(loss, PolicyLoss)
+        flat = now.reshape(-1)
+        each = torch.tensor([*moved, 0.0])[loss.owner]
+        old = flat - each - 0.3 * torch.randn(flat.shape, generator=noise)
+        loss.tokens = replace(loss.tokens, old=old, moved=answer_means(flat - old, loss.owner))
+
+
+def test_of_gspo_an_answer_has_one_ratio_and_its_gradient_is_the_sequences() -> None:
+    """exp of the mean of log-ratios, clipped, times the advantage, mean over answers (arXiv:2507.18071, equations 5 to 7)."""
+    samples = [answer(i, length, advantage) for i, (length, advantage) in enumerate([(5, 1.0), (9, -0.5), (3, 0.7), (7, -2.0)])]
+    stage = GRPO(name="rl", loss="gspo", answer_tokens=10, updates=2, clip=0.1, clip_higher=0.15, mismatch="ignore")
+    with learner() as job:
+        packed = micro_batches(samples, stage, sequence=32, rows=2, fixed=True, device=CPU)
+        with_old(packed, job, [0.5, 0.02, -0.05, -0.4])  # past the clip above, between, between, past it below
+        before: dict[int, torch.Tensor] = {}
+        for batch in packed:
+            loss = batch.objective
+            assert isinstance(loss, PolicyLoss)
+            assert loss.tokens.old is not None
+            before |= {n: loss.tokens.old[loss.owner == n] for n in {int(i) for i in loss.owner if i >= 0}}
+        taken: dict[str, torch.Tensor] = {}
+
+        def take() -> None:
+            taken.update({name: p.grad.clone() for name, p in job.trained.items() if p.grad is not None})
+
+        sums = job.step(packed, 32, 0.0, before_update=take)
+        assert float(sums[1]) == len(samples)
+        total = torch.zeros(())
+        for number, sample in enumerate(samples):
+            ids = torch.from_numpy(np.concatenate([sample.prompt.ids, sample.tokens]))[None]
+            logits = job.network.model(inputs_embeds=job.network.model.get_input_embeddings()(ids), use_cache=False).logits
+            chosen = torch.log_softmax(logits[0, :-1], -1).gather(1, ids[0, 1:, None])[-len(sample.tokens) :, 0]
+            ratio = torch.exp((chosen - before[number]).mean())
+            total = total - torch.min(ratio * sample.advantage, ratio.clamp(0.9, 1.15) * sample.advantage) / len(samples)
+        total.backward()  # type: ignore[no-untyped-call]
+        assert float(sums[0] / sums[1]) == pytest.approx(float(total.detach()), rel=1e-5)
+        for name, gradient in taken.items():
+            torch.testing.assert_close(gradient * 32 / len(samples), job.trained[name].grad, rtol=1e-4, atol=1e-6, msg=name)
+    # All of an answer's tokens are past the clip, or none: here those of the first and of the last answer.
+    assert sum(float(batch.objective.clipped) for batch in packed) == 5 + 7  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("loss", ["cispo", "sapo"])
+def test_a_loss_without_a_clip_counts_nothing_as_clipped(loss: str) -> None:
+    samples = [answer(i, 5, 1.0 if i else -1.0) for i in range(2)]
+    stage = GRPO(name="rl", loss=loss, answer_tokens=10, updates=2)  # type: ignore[arg-type]
+    with learner() as job:
+        packed = micro_batches(samples, stage, sequence=32, rows=1, fixed=True, device=CPU)
+        with_old(packed, job, [2.0, -2.0])
+        job.step(packed, 32, 0.0)
+    assert [batch.objective.clipped for batch in packed] == [None]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("loss", ["dapo", "grpo", "dr_grpo", "gspo", "cispo", "sapo"])
 def test_an_update_makes_better_answers_likelier_than_worse_ones(loss: str) -> None:
     samples = [answer(i, 4 + i, 1.0 if i % 2 else -1.0) for i in range(8)]
     stage = GRPO(name="rl", loss=loss, answer_tokens=16, mismatch="ignore")  # type: ignore[arg-type]

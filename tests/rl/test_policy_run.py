@@ -72,6 +72,15 @@ def test_a_stopped_run_resumes_as_if_it_had_never_stopped(tmp_path: Path, sets: 
     ]
 
 
+@pytest.mark.parametrize(("loss", "clips"), [("gspo", True), ("sapo", False)])
+def test_the_share_of_clipped_tokens_is_shown_where_there_is_a_clip(tmp_path: Path, loss: str, clips: bool) -> None:
+    sets = ("budget.steps=3", f"stages.rl.loss={loss}", "stages.rl.updates=2", "stages.rl.clip=0.0001")
+    run = new_run(tmp_path, *sets)
+    assert train_policy(run) == 0
+    shown = series(run, "clipped")
+    assert (max(shown.values()) > 0) if clips else not shown
+
+
 def test_told_to_stop_while_it_generates_it_goes_back_to_the_prompts_of_that_round(tmp_path: Path) -> None:
     """The reward sends the signal in the second round, in the middle of it."""
     mark = tmp_path / "calls"

@@ -141,14 +141,13 @@ def draft_here(case: Case, stage: GRPO, c: HFConstants) -> Draft:
     if stage.engine != "in-turn" and stage.learners is not None:  # processes that share the prompts of a round
         require_shared(stage, stage.learners)
         learner = replace(learner, layout=replace(learner.layout, ranks=stage.learners))
-    passes = int(stage.reference) + int(stage.updates > 1)
     # Answers end at different times, and the last of them are few.
     generation = (0.5 + stage.mean_answer / 2) * answer_seconds(sums, learner.layout, rig, c)
     judging = judge_answers(stage, rig, 1, asked=asked_of(recipe))
     terms = {
         "generation": generation,
         "judging": max(0.0, judging.seconds - judging.hidden * generation),
-        "log-probabilities": passes * stage.updates * learner.timed.seconds / 3,
+        "log-probabilities": stage.scorings * stage.updates * learner.timed.seconds / 3,
         **{name: stage.updates * seconds for name, seconds in learner.timed.terms.items()},
     }
     startup, seconds = startup_seconds(sums, rig, c), sum(terms.values())
@@ -233,6 +232,8 @@ def inert(stage: GRPO) -> list[str]:
             f"stages.{stage.name}.clip_higher={stage.clip_higher:g} does nothing: with one update a round no ratio leaves 1; "
             f"raise stages.{stage.name}.updates, or set clip_higher to null"
         ]
+    if stage.updates == 1 and stage.loss == "gspo":
+        return [f"stages.{stage.name}.loss=gspo is grpo with one update a round, where every ratio is 1"]
     return []
 
 

@@ -345,16 +345,14 @@ def plan_round(
         most = None if in_turn else largest_share(stage, learners, engines)
         engine = plan_engines(sums.work.shape, stage, rig, engines, c, held, 0 if in_turn else stage.overlap, most)
     if stage.overlap and not in_turn:
-        passes = int(stage.reference) + int(stage.updates > 1)  # each about a third of an update
-        learner = _unhurried(searched, engine.seconds / stage.updates / (1 + passes / 3), 1 + c.memory_error)
+        # A pass that scores takes about a third of an update.
+        learner = _unhurried(searched, engine.seconds / stage.updates / (1 + stage.scorings / 3), 1 + c.memory_error)
     updates = {name: stage.updates * seconds for name, seconds in learner.timed.terms.items()}
-    # The reference scores each answer once; before several updates so does the policy, whose ratios are taken from that.
-    passes = int(stage.reference) + int(stage.updates > 1)
     judging = judge_answers(stage, rig, learners, asked=asked)
     terms = {
         "generation": engine.seconds,
         "judging": judging.seconds,
-        "log-probabilities": passes * stage.updates * forward_seconds(sums, learner.layout, rig, c),
+        "log-probabilities": stage.scorings * stage.updates * forward_seconds(sums, learner.layout, rig, c),
         **updates,
         "weight sync": sync_seconds(sums.work.shape, stage, rig, not in_turn, c),
     }

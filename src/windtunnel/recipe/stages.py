@@ -205,10 +205,11 @@ class GRPO(TrainingStage):
     best: int | None = Field(
         None, ge=1, description="learn from the so many best rewarded answers to a prompt alone; null: from all (best k of n)"
     )
-    loss: Literal["dapo", "grpo", "dr_grpo", "cispo", "sapo"] = Field(
+    loss: Literal["dapo", "grpo", "dr_grpo", "gspo", "cispo", "sapo"] = Field(
         "dapo",
         description="dapo: clipped ratios, mean over all tokens of an update; grpo: over answers of their tokens' mean; dr_grpo: "
-        "over answers x answer_tokens; cispo: as dapo with ratios as capped weights; sapo: as grpo with a soft gate",
+        "over answers x answer_tokens; gspo: as grpo with one ratio for all tokens of an answer, for which clips are smaller; "
+        "cispo: as dapo with ratios as capped weights; sapo: as grpo with a soft gate",
     )
     clip: float = Field(0.2, gt=0, lt=1, description="a token's probability ratio is clipped at 1 - clip and 1 + clip")
     clip_higher: float | None = Field(None, gt=0, description="clip at 1 + clip_higher instead; null: as `clip`")
@@ -372,6 +373,12 @@ class GRPO(TrainingStage):
     def round_tokens(self) -> float:
         """Tokens of a round that learners see: prompts and answers of mean length."""
         return self.prompts * self.samples * (self.prompt_tokens + self.mean_answer * self.answer_tokens)
+
+    @property
+    def scorings(self) -> float:
+        """Passes over a round's answers that only score them: by the reference, before several updates, and GSPO's between."""
+        between = (self.updates - 1) / self.updates if self.loss == "gspo" else 0.0
+        return int(self.reference) + int(self.updates > 1) + between
 
 
 class Evaluate(Stage):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .judges import Reward, first_judge
     from .learner import Learner
     from .link import Link
-    from .loss import LossSettings, PolicyLoss, Tokens, token_losses
+    from .loss import LossSettings, PolicyLoss, Tokens, answer_means, token_losses
     from .method import Reinforcement, held_out_prompts, train_policy
     from .mismatch import Mismatch, measure_mismatch
     from .placed_rewards import start_judges
@@ -72,6 +72,7 @@ __all__ = [
     "WeightSender",
     "WeightSnapshot",
     "all_equal",
+    "answer_means",
     "combine_verdicts",
     "engines_of",
     "evaluate_trained",

@@ -19,7 +19,7 @@ from .loss import LossSettings, PolicyLoss, Tokens
 from .rollouts import Sample
 
 NO_TARGET = -1
-BY_ANSWER = ("grpo", "sapo")
+BY_ANSWER = ("grpo", "gspo", "sapo")
 """Losses that are a mean over answers, whatever their lengths."""
 ROUND = 64
 """Where nothing is compiled for one length, sequences are as long as the longest pack, up to a multiple of this."""

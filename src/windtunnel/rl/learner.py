@@ -35,7 +35,7 @@ from .errors import DifferentSampler
 from .health import different
 from .judges import Judges
 from .kept_rounds import Answered
-from .loss import PolicyLoss
+from .loss import PolicyLoss, answer_means
 from .metrics import RoundSums, round_metrics
 from .reference import Reference
 from .rollouts import Round, Sample, Stopped, write_round
@@ -134,6 +134,8 @@ class Learner:
             # The loop's, which it gave to this engine: the update waits there for a checkpoint that is being copied.
             self.inner.before_update = self.before_update
             self._ranks.heartbeat.beat("learning")
+            if part and self._stage.loss == "gspo":
+                self._follow(batches)
             sums.append(self.inner.update(batches, step, progress, mark, part))
         metrics, tokens = self._measured(replace(answered, found=found), parts, time.monotonic() - learning)
         self._require_alike(metrics)
@@ -254,6 +256,13 @@ class Learner:
         # With a single update the policy is still what it was: the loss takes what it gives now for `old`.
         if len(parts) > 1:
             give(batches, self.inner.job.score(batches), "old")
+
+    def _follow(self, batches: Sequence[ObjectiveBatch]) -> None:
+        """Give the losses how far each answer's probability has moved since the round's first update."""
+        for batch, now in zip(batches, self.inner.job.score(batches), strict=True):
+            loss = loss_of(batch)
+            assert loss.tokens.old is not None
+            loss.tokens = replace(loss.tokens, moved=answer_means(now.reshape(-1) - loss.tokens.old, loss.owner))
 
     def _measured(
         self, answered: Answered, parts: Sequence[Sequence[ObjectiveBatch]], seconds: float

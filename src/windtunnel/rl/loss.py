@@ -27,6 +27,7 @@ class Tokens:
         sampler: the log-probability that it was drawn with.
         old: the policy's before the round's first update; None: the policy has not changed since, and what it gives now is it.
         reference: the reference policy's; None: there is none.
+        moved: of GSPO, the mean over the token's answer of what the policy gives before the update less `old`; None: 0.
     """
 
     weight: Tensor
@@ -34,6 +35,7 @@ class Tokens:
     sampler: Tensor
     old: Tensor | None = None
     reference: Tensor | None = None
+    moved: Tensor | None = None
 
     def at(self, places: Tensor) -> Tokens:
         """Return some of them."""
@@ -49,6 +51,7 @@ class LossSettings:
         form: what a ratio of new to old probability does. clip: it is clipped at 1 - low and 1 + high (PPO; clip-higher, DAPO,
             arXiv:2503.14476); weight: it is a weight without gradient, at most 1 + high (CISPO, MiniMax-M1, arXiv:2506.13585);
             gate: a sigmoid takes the clip's place (SAPO, arXiv:2511.20347).
+        whole: an answer's tokens share the geometric mean of their ratios (GSPO, arXiv:2507.18071).
         low, high: see `form`.
         kl: weight of Schulman's k3 estimate of the divergence from the reference.
         mismatch: what to do where the policy gives a token another probability than the sampler did. truncate: its weight is
@@ -57,6 +60,7 @@ class LossSettings:
     """
 
     form: Literal["clip", "weight", "gate"] = "clip"
+    whole: bool = False
     low: float = 0.2
     high: float = 0.2
     kl: float = 0.0
@@ -69,13 +73,15 @@ class LossSettings:
         """Return those of a stage."""
         high = stage.clip if stage.clip_higher is None else stage.clip_higher
         form: Literal["clip", "weight", "gate"] = {"cispo": "weight", "sapo": "gate"}.get(stage.loss, "clip")  # type: ignore[assignment]
-        return cls(form, stage.clip, high, stage.kl, stage.mismatch, stage.mismatch_cap, stage.mismatch_band)
+        return cls(
+            form, stage.loss == "gspo", stage.clip, high, stage.kl, stage.mismatch, stage.mismatch_cap, stage.mismatch_band
+        )
 
 
 def token_losses(new: Tensor, tokens: Tokens, settings: LossSettings) -> Tensor:
     """Return the losses (n,) of tokens, without their weights; differentiable in `new`, their log-probabilities (n,)."""
     old = new.detach() if tokens.old is None else tokens.old
-    ratio = torch.exp(new - old)  # 1 in a round's only update, where just its gradient counts
+    ratio = ratios(new, old, tokens, settings)
     if settings.form == "weight":
         losses = -ratio.clamp(max=1 + settings.high).detach() * tokens.advantage * new
     elif settings.form == "gate":
@@ -90,8 +96,25 @@ def token_losses(new: Tensor, tokens: Tokens, settings: LossSettings) -> Tensor:
         losses = losses * sampler_weights(old, tokens.sampler, settings)
     if settings.kl and tokens.reference is not None:
         # With the ratio its gradient is that of the divergence; the estimate's own is not (DeepSeek-V3.2, arXiv:2512.02556).
-        losses = losses + settings.kl * ratio * k3(new, tokens.reference)
+        losses = losses + settings.kl * torch.exp(new - old) * k3(new, tokens.reference)
     return losses
+
+
+def ratios(new: Tensor, old: Tensor, tokens: Tokens, settings: LossSettings) -> Tensor:
+    """Return ratios of new to old probability; 1 in a round's only update, where just their gradient counts."""
+    if not settings.whole:
+        return torch.exp(new - old)
+    # Of one value for all tokens of an answer, and each with its own gradient.
+    moved = torch.zeros_like(new) if tokens.moved is None else tokens.moved
+    return torch.exp(new - new.detach() + moved)
+
+
+def answer_means(values: Tensor, owner: Tensor) -> Tensor:
+    """Return at each position (n,) the mean of its answer's values; 0 where the owner is -1."""
+    numbers, which = torch.unique(owner, return_inverse=True)
+    mine = torch.arange(len(numbers), device=owner.device)[:, None] == which  # sums of rows are the same each time on a GPU too
+    means = (mine * values).sum(1) / mine.sum(1)
+    return torch.where(owner >= 0, means[which], 0.0)
 
 
 def sampler_weights(old: Tensor, sampler: Tensor, settings: LossSettings) -> Tensor:
@@ -118,7 +141,7 @@ class PolicyLoss:
         share: what the micro-batch adds to the number by which the sum over a step is divided.
         seen: (n,) log-probabilities of all positions as the forward pass gave them, 0 where nothing was asked.
         owner: (n,) int64, the answer that a position's target belongs to; -1: it has none.
-        clipped: tokens whose gradient was cut off by the clip, on the device.
+        clipped: tokens whose gradient was cut off by the clip, on the device; None: of this form there is none.
     """
 
     tokens: Tokens
@@ -129,7 +152,7 @@ class PolicyLoss:
     def __post_init__(self) -> None:
         """Begin with nothing seen."""
         self.seen = torch.zeros_like(self.tokens.weight)
-        self.clipped = torch.zeros((), device=self.seen.device)
+        self.clipped = torch.zeros((), device=self.seen.device) if self.settings.form == "clip" else None
 
     @property
     def scored(self) -> Tensor:
@@ -144,8 +167,8 @@ class PolicyLoss:
             losses = tokens.weight * token_losses(new, tokens, self.settings)
             (slope,) = torch.autograd.grad(losses.sum(), new)
         self.seen[at] = log_probabilities.detach()
-        if tokens.old is not None:
-            ratio = torch.exp(log_probabilities - tokens.old)
+        if tokens.old is not None and self.clipped is not None:
+            ratio = ratios(log_probabilities, tokens.old, tokens, self.settings)
             cut = torch.where(tokens.advantage > 0, ratio > 1 + self.settings.high, ratio < 1 - self.settings.low)
             self.clipped += (cut & (tokens.weight > 0) & (tokens.advantage != 0)).sum()
         return losses.detach(), slope

@@ -127,7 +127,6 @@ def round_metrics(ranks: Sequence[RoundSums]) -> tuple[dict[str, float], float]:
         "staleness": sums["stale"] / max(1.0, sums["answer_tokens"]),
         "staleness_largest": most["stalest"],
         "too_old": sums["too_old"],
-        "clipped": sums["clipped"] / scored,
         "mismatch": sums["mismatch"] / scored,
         "mismatch_p95": sums["mismatch_p95"] / scored,
         "mismatch_largest": most["mismatch_largest"],
@@ -147,6 +146,8 @@ def round_metrics(ranks: Sequence[RoundSums]) -> tuple[dict[str, float], float]:
         found["mixed_versions"] = sums["mixed"] / sums["taken"]
     if sums["plans"]:
         found["reward_plan"] = sums["plan"] / sums["plans"]
+    if "clipped" in sums:
+        found["clipped"] = sums["clipped"] / scored
     if sums["referenced"]:
         found["kl"] = sums["kl"] / scored
     found |= monitor_metrics(sums, [row for one in ranks for row in one.accepted])
@@ -162,7 +163,9 @@ def _of_tokens(losses: Sequence[PolicyLoss]) -> dict[str, float]:
         return {}
     found = measure_mismatch(policy, sampler)
     count = float(found.tokens)
-    sums = {"scored": count, "sampler": float(sampler.double().sum()), "clipped": float(sum(loss.clipped for loss in losses))}
+    sums = {"scored": count, "sampler": float(sampler.double().sum())}
+    clipped = [float(loss.clipped) for loss in losses if loss.clipped is not None]
+    sums |= {"clipped": sum(clipped)} if clipped else {}
     sums |= {"mismatch": found.mean * count, "mismatch_p95": found.p95 * count, "mismatch_k3": found.k3 * count}
     sums |= {"mismatch_outside": found.outside * count}
     if losses[0].tokens.reference is not None:
