@@ -17,7 +17,8 @@ from windtunnel.recipe import GRPO
 from windtunnel.rl import Checked, Reward, Rewards, Round, Sample, cross_check, train_policy
 from windtunnel.rl.cross_check import swap_for, with_check
 from windtunnel.rl.kept_rounds import Answered, KeptRounds
-from windtunnel.verify import Verdict, Verifier, refuse
+from windtunnel.rl.signs import monitor_metrics, sum_signs
+from windtunnel.verify import Verdict, Verifier, accept, refuse
 
 CHECKED = ("stages.rl.cross_check=0.5", "stages.rl.answers=null")
 
@@ -42,6 +43,34 @@ def test_a_second_judge_that_fails_leaves_the_first_ones_word() -> None:
     assert with_check(reward, Checked(None, "no worker")) == Reward(1.0, (1.0,), True, check="no worker")
     refused = with_check(reward, Checked(False, "it is not", True))
     assert (refused.total, refused.accepted, refused.parts, refused.checked) == (None, None, (1.0,), False)
+
+
+class Overflows:
+    """A second opinion that accepts, and names what goes wrong far from the task's own inputs."""
+
+    def __init__(self, fragile: list[str]) -> None:
+        self.fragile = fragile
+
+    def verify(self, answer: str) -> Verdict:
+        return accept("tiny", "Right on every case.", evidence={"fragile": self.fragile})
+
+
+@pytest.mark.parametrize("fragile", [["non-finite: the output is nan (tiny float32 large)"], []])
+def test_a_kernel_that_is_wrong_far_from_its_tasks_inputs_is_learned_from_and_counted(
+    fragile: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cross_check, "second_opinion", lambda verifier: Overflows(fragile))
+    stage = GRPO(name="rl", rewards=[{"kind": "math"}])  # type: ignore[list-item]
+    with Rewards(stage) as rewards:
+        found = rewards.check(prompt(0, "1/2"), "0.5", None)
+    assert (found.accepted, found.fragile) == (True, bool(fragile))
+    assert all(text in found.message for text in fragile)
+    reward = with_check(Reward(1.0, (1.0,), True, share=1.0), found)
+    assert (reward.total, reward.accepted, reward.checked) == (1.0, True, True)
+    sample = Sample(prompt(0, "1/2"), 0, np.arange(3), np.zeros(3, np.float32), "0.5", False, 0, reward)
+    assert sample.to_json()["fragile"] == bool(fragile)
+    signs = sum_signs(Round(((sample,),), (), 0.0, 0, 1.0, 0.5), stage)
+    assert monitor_metrics(signs, [])["cross_check_fragile"] == len(fragile)
 
 
 def test_the_other_prompt_is_of_the_same_subject_with_another_right_answer() -> None:

@@ -170,7 +170,7 @@ def test_every_monitor_is_described_and_its_advice_names_what_to_do() -> None:
     assert all(described(name) == words for name, words in MONITORS.items())
     bad = monitor_findings(dict.fromkeys(MONITORS, 100.0), STAGE)
     assert all(one.message and ("stages.rl" in one.advice or "RUN/rollouts" in one.advice) for one in bad)
-    assert len(bad) == len(MONITORS) - 2  # two are counts and means that no limit is for
+    assert len(bad) == len(MONITORS) - 3  # counts and means that no limit is for
     assert not findings({"judges_apart": 100.0})
 
 

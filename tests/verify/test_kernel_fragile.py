@@ -115,6 +115,34 @@ def test_a_softmax_without_its_maximum_is_accepted_with_what_is_fragile(box: San
     assert (strict.accepted, strict.reason) == (False, "non-finite")
 
 
+MISH = SOFTMAX.replace("torch.softmax(x, dim=1)", "nn.functional.mish(x)") + "TASK = {'sizes': {'tiny': {'ROWS': 29}}}\n"
+SQUARE = SOFTMAX.replace("torch.softmax(x, dim=1)", "x * x.abs()").replace("randn(ROWS, COLS)", "rand(ROWS, COLS) - 0.5")
+SQUARE += "TASK = {'sizes': {'tiny': {'ROWS': 29}}}\n"
+EXP = MISH.replace("nn.functional.mish(x)", "torch.exp(x)")
+
+
+@pytest.mark.parametrize(
+    ("source", "work", "steady"),
+    [
+        (MISH, "e = tl.exp(value); out = value * e * (e + 2.0) / (e * (e + 2.0) + 2.0)", False),  # inf / inf from 44 on
+        (MISH, "t = tl.exp(-tl.abs(value)); u = t * (t + 2.0); v = 1.0 + 2.0 * t; "
+         "out = value * tl.where(value > 0, v / (v + 2.0 * t * t), u / (u + 2.0))", True),
+        (SQUARE, "p = value * tl.abs(value); out = p * tl.minimum(tl.maximum(p + 29, 0.0), 6.0) / 6.0", False),
+        (SQUARE, "out = value * tl.abs(value)", True),
+        (EXP, "out = tl.exp(value)", True),  # it overflows, and so does the reference
+    ],
+    ids=["mish that overflows", "mish", "product with a gate", "product", "exponential"],
+)  # fmt: skip
+def test_a_second_opinion_has_inputs_far_beyond_the_tasks_own(source: str, work: str, steady: bool, box: Sandbox) -> None:
+    first = KernelVerifier(task_from_source(source, name="task"), box)
+    once = first.verify(rowwise(work))
+    assert (once.accepted, once.evidence.get("fragile")) == (True, []), once
+    again = first.anew().verify(rowwise(work))
+    assert again.accepted, again
+    assert bool(again.evidence["fragile"]) != steady, again.evidence["fragile"]
+    assert all("large" in text or "shifted" in text for text in again.evidence["fragile"])
+
+
 @pytest.mark.parametrize(
     ("source", "work"),
     [

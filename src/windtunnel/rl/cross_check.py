@@ -32,11 +32,13 @@ class Checked:
         accepted: the other way; None: that failed, and the first judgement stands.
         message: its words.
         swapped: whether the judge accepts the answer for another prompt too; None: it was not asked, or failed.
+        fragile: whether a kernel that is accepted is wrong with inputs far beyond the task's own.
     """
 
     accepted: bool | None
     message: str
     swapped: bool | None = None
+    fragile: bool = False
 
 
 def check_again(rewards: Rewards, prompt: Prompt, answer: str, other: Prompt | None) -> Checked:
@@ -51,7 +53,9 @@ def check_again(rewards: Rewards, prompt: Prompt, answer: str, other: Prompt | N
     verdict = _asked(rewards, prompt, answer, second_opinion)
     swap = None if other is None else _asked(rewards, other, answer, lambda verifier: verifier)
     swapped = None if swap is None or swap.infrastructure else swap.accepted
-    return Checked(None if verdict.infrastructure else verdict.accepted, verdict.message, swapped)
+    far = verdict.evidence.get("fragile") or [] if verdict.accepted else []
+    words = f"{verdict.message} With inputs far beyond the task's own it is wrong: {far[0]}" if far else verdict.message
+    return Checked(None if verdict.infrastructure else verdict.accepted, words, swapped, bool(far))
 
 
 def _asked(rewards: Rewards, prompt: Prompt, answer: str, way: Callable[[Verifier], Verifier]) -> Verdict:
@@ -67,7 +71,7 @@ def _asked(rewards: Rewards, prompt: Prompt, answer: str, way: Callable[[Verifie
 
 def with_check(reward: Reward, found: Checked) -> Reward:
     """Return a reward with its second judgement. Where that refuses, nothing is known of the answer: it is not learned from."""
-    reward = replace(reward, checked=found.accepted, check=found.message, swapped=found.swapped)
+    reward = replace(reward, checked=found.accepted, check=found.message, swapped=found.swapped, fragile=found.fragile)
     return replace(reward, total=None, plan=None, accepted=None) if found.accepted is False else reward
 
 

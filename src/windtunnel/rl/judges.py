@@ -37,6 +37,7 @@ class Reward:
         checked: whether a second judgement accepts what the first did; None: there was none, or it failed.
         check: that judgement's words; empty: there was none.
         swapped: whether the judge accepts the answer for another prompt too; None: it was not asked.
+        fragile: whether the second judgement found an accepted kernel wrong with inputs far beyond the task's own.
         outcome: where the first source judges kernels, how far the answer's came.
         seconds: that its judges took, by stage of theirs; waits for a GPU or a worker are among them.
     """
@@ -51,6 +52,7 @@ class Reward:
     checked: bool | None = None
     check: str = ""
     swapped: bool | None = None
+    fragile: bool = False
     outcome: KernelOutcome | None = None
     seconds: Mapping[str, float] = field(default_factory=dict, compare=False)
 

@@ -24,6 +24,7 @@ MONITORS: dict[str, str] = {
     "kernels_little": "share of accepted kernels that leave more than half of the task's work to PyTorch, 0 to 1",
     "cross_checked": "accepted answers that were judged once more, in another way",
     "cross_check_disagrees": "answers among them that were refused then; they are not learned from",
+    "cross_check_fragile": "kernels among them that are wrong with inputs far beyond the task's own; they are learned from",
     "swapped_accepted": "share of answers that are accepted for another prompt, with another right answer, too, 0 to 1",
 }
 """Metrics and what they mean. One that says nothing of a round, as too few answers do, is not there."""

@@ -80,6 +80,7 @@ class Sample:
             "version": self.version, "prompt_number": self.prompt.number, "sample": self.number,
         } | ({} if self.versions is None else {"versions": runs_of(self.versions)}) | ({} if not self.reward.check else {
             "checked": self.reward.checked, "check": self.reward.check, "right_elsewhere": self.reward.swapped,
+            "fragile": self.reward.fragile,
         }) | ({} if not self.plan_tokens else {"plan_tokens": self.plan_tokens, "plan_reward": self.reward.plan})  # fmt: skip
 
 

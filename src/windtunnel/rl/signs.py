@@ -45,6 +45,7 @@ def sum_signs(found: Round, stage: GRPO) -> dict[str, float]:
         "kernels": len(shares), "kernel_share": math.fsum(shares), "kernels_little": sum(share < HALF for share in shares),
         "checked": sum(s.reward.checked is not None for s in everything),
         "disagreed": sum(s.reward.checked is False for s in everything),
+        "fragile": sum(s.reward.fragile for s in everything),
         "swaps": len(swapped), "swapped": sum(swapped),
     } | _of_length([*found.groups, *found.dropped]) | _of_form(everything, stage)  # fmt: skip
     return {name: float(value) for name, value in sums.items()}
@@ -111,6 +112,7 @@ def monitor_metrics(sums: Mapping[str, float], rows: Sequence[Sequence[int]]) ->
             found[name] = sums[part] / sums[whole]
     if sums.get("checked"):
         found |= {"cross_checked": sums["checked"], "cross_check_disagrees": sums["disagreed"]}
+        found |= {"cross_check_fragile": sums["fragile"]} if sums["kernels"] else {}
     return found
 
 

@@ -18,8 +18,9 @@ NUMBERS = "windtunnel.verify.mathematics_numbers:compare_values"
 def second_opinion(verifier: Verifier) -> Verifier:
     """Return a verifier of the same task that goes another way.
 
-    Kernels are run on hidden inputs of their own, drawn anew; mathematics is compared by values at a few points in place of
-    symbols; code gets its tests in the other order, each in a fresh child. Any other is asked again as it is.
+    Kernels are run on hidden inputs of their own, drawn anew, and on some far beyond the task's; mathematics is compared by
+    values at a few points in place of symbols; code gets its tests in the other order, each in a fresh child. Any other is asked
+    again as it is.
     """
     from .code import CodeVerifier
     from .kernel import KernelVerifier

@@ -20,7 +20,7 @@ from windtunnel.verify.kernel.prepared import Batch, NoTinySize, Preparation, Re
 from windtunnel.verify.kernel.record import HostForm, file_forms, forms_of, read_recorded, record_job
 from windtunnel.verify.kernel.replay import share
 from windtunnel.verify.kernel.stages import CandidateStages, Clock, Planned
-from windtunnel.verify.kernel.task import Task
+from windtunnel.verify.kernel.task import Task, with_far_inputs
 from windtunnel.verify.kernel.tiny import POLICY, Finding
 from windtunnel.verify.sandbox import Runner, Sandbox
 from windtunnel.verify.types import Verdict, accept, broken, refuse
@@ -115,11 +115,16 @@ class KernelVerifier:
         self._long: LongSizes | None = None
 
     def anew(self) -> KernelVerifier:
-        """Return the same with hidden inputs of its own, drawn when it judges first: for a second opinion."""
+        """Return the same with hidden inputs of its own, far ones too, drawn when it judges first: for a second opinion."""
         made = KernelVerifier(
-            self.task, self.runner, self.preparation.runner, compiler=self.compiler, capability=self.capability, gpu=self.gpu
+            with_far_inputs(self.task),
+            self.runner,
+            self.preparation.runner,
+            compiler=self.compiler,
+            capability=self.capability,
+            gpu=self.gpu,
         )
-        made.preparation = Preparation(self.preparation.task, self.preparation.runner, uses=1)
+        made.preparation = Preparation(with_far_inputs(self.preparation.task), self.preparation.runner, uses=1)
         return made
 
     def prepare(self) -> None:

@@ -228,6 +228,14 @@ def check_task(task: Task, where: str) -> None:
         raise UserError(f"{where}: a task needs the variation 'plain' and at least one dtype", "leave TASK's defaults")
 
 
+def with_far_inputs(task: Task) -> Task:
+    """Return a task with inputs far beyond its own where it has none; what is wrong with those is named, not refused."""
+    far = tuple(variation for variation in UNDECLARED_FRAGILE if variation not in task.variations)
+    near = (variation for variation in task.variations if variation != "plain")
+    # Far ones first: where a GPU judges the rest, the interpreter has no time for all.
+    return replace(task, variations=("plain", *far, *near), fragile=(*task.fragile, *far))
+
+
 def with_numbers(source: str, values: Mapping[str, Number]) -> str:
     """Return the source with new values at the module-level assignments of these names."""
     # As texts: 1 and 1.0 are equal as keys, and not as what is written.
