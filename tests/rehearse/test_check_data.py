@@ -19,7 +19,7 @@ from windtunnel.data.checks_splits import overlap
 from windtunnel.data.checks_text import profile
 from windtunnel.recipe import load_recipe
 from windtunnel.rehearse import Context, run_checks, select
-from windtunnel.verify.reward_process import RewardFailed, RewardProcess
+from windtunnel.verify.reward_process import Reward, RewardFailed, RewardProcess
 
 BOS = 0
 
@@ -214,6 +214,27 @@ def test_a_reward_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:
     (tmp_path / "r.py").write_text("x = 1\nimport nothing_like_this\n")
     with pytest.raises(RewardFailed, match=r"nothing_like_this.*line 2"):
         RewardProcess(tmp_path / "r.py", "reward", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "says", "fix"),
+    [
+        ("def reward(p, a, t):\n    return 1.0\n  print(3\n", "r.py: line 3: unindent", "python -m py_compile {file}"),
+        ("import broken\n", "line 1 of {folder}/broken.py: ", "python -m py_compile {folder}/broken.py"),
+        ("import nothing_like_this\n", "nothing_like_this", "python {file} has to run to its end"),
+        ("def score(p, a, t):\n    return 1.0\n", "it has no function reward; it has score", "after the colon: score"),
+        ("reward = 3\n", "reward is a int, not a function", "define reward(prompt, answer, truth)"),
+        ("import os\nos._exit(3)\n", "exit code 3", "importing the file should only define functions"),
+    ],
+)
+def test_a_reward_that_cannot_be_loaded_says_what_to_do(tmp_path: Path, text: str, says: str, fix: str) -> None:
+    file = tmp_path / "r.py"
+    file.write_text(text)
+    (tmp_path / "broken.py").write_text("def f(:\n")
+    with pytest.raises(RewardFailed) as failed:
+        Reward(file, "reward", "stages.rl.reward").open(tmp_path)
+    assert says.format(folder=tmp_path) in failed.value.message
+    assert fix.format(file=file, folder=tmp_path) in failed.value.fix
 
 
 def test_modules_beside_a_reward_can_be_imported_and_names_of_ours_do_not_get_in_its_way(tmp_path: Path) -> None:

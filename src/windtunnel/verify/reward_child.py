@@ -42,8 +42,8 @@ def main() -> int:
             os._exit(0)
 
     began = time.perf_counter()
-    function, problem = _load(file, name)
-    reply({"loaded": problem is None, "problem": problem, "seconds": time.perf_counter() - began})
+    function, problem, fix = _load(file, name)
+    reply({"loaded": problem is None, "problem": problem, "fix": fix, "seconds": time.perf_counter() - began})
     if function is None:
         return 0
     for line in requests:
@@ -51,8 +51,8 @@ def main() -> int:
     return 0
 
 
-def _load(file: str, name: str) -> tuple[Callable[..., Any] | None, str | None]:
-    """Return the function, or None and what is wrong. Modules beside the file can be imported.
+def _load(file: str, name: str) -> tuple[Callable[..., Any] | None, str | None, str]:
+    """Return the function, or None with what is wrong and what to do. Modules beside the file can be imported.
 
     Args:
         file: the function's file.
@@ -66,23 +66,37 @@ def _load(file: str, name: str) -> tuple[Callable[..., Any] | None, str | None]:
         sys.path.insert(0, os.path.dirname(os.path.abspath(file)))
         spec = importlib.util.spec_from_file_location("user_reward", file)
         if spec is None or spec.loader is None:
-            return None, "it is no Python file"
+            return None, "it is no Python file", "give a file whose name ends in .py"
         module = importlib.util.module_from_spec(spec)
         sys.modules["user_reward"] = module
         spec.loader.exec_module(module)
     except SyntaxError as error:
-        return None, f"line {error.lineno}: {error.msg}"
+        where = error.filename or file
+        return (
+            None,
+            f"line {error.lineno}{_of(where, file)}: {error.msg}",
+            f"mend that line: python -m py_compile {where} shows it",
+        )
     except BaseException as error:  # sys.exit() at import is one of them
-        return None, f"importing it raises {_describe(error)}{_where(error, file)}"
+        fix = f"python {file} has to run to its end: install what it imports here, and do nothing but define functions in it"
+        return None, f"importing it raises {_describe(error)}{_where(error, file)}", fix
     return _function(module, name)
 
 
-def _function(module: ModuleType, name: str) -> tuple[Callable[..., Any] | None, str | None]:
+def _of(where: str, file: str) -> str:
+    """Name another file than the reward's own."""
+    return "" if os.path.realpath(where) == os.path.realpath(file) else f" of {where}"
+
+
+def _function(module: ModuleType, name: str) -> tuple[Callable[..., Any] | None, str | None, str]:
     if not hasattr(module, name):
         found = sorted(n for n, v in vars(module).items() if inspect.isfunction(v) and v.__module__ == module.__name__)
-        return None, f"it has no function {name}; it has {', '.join(found) or 'none'}"
+        fix = f"name one of them after the colon: {found[0]}" if found else f"define {name}(prompt, answer, truth) in it"
+        return None, f"it has no function {name}; it has {', '.join(found) or 'none'}", fix
     function = getattr(module, name)
-    return (function, None) if callable(function) else (None, f"{name} is a {type(function).__name__}, not a function")
+    if callable(function):
+        return function, None, ""
+    return None, f"{name} is a {type(function).__name__}, not a function", f"define {name}(prompt, answer, truth) in it"
 
 
 def _call(function: Callable[..., Any], request: dict[str, Any]) -> dict[str, Any]:

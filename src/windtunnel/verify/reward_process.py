@@ -85,7 +85,7 @@ class Reward:
         try:
             return RewardProcess(self.file, self.function, folder, call_seconds=call_seconds, log=log)
         except RewardFailed as error:
-            raise RewardFailed(f"{self}: {error}") from None
+            raise RewardFailed(f"{self}: {error.message}", error.fix) from None
 
 
 def find_reward(given: str, key: str) -> Reward:
@@ -213,10 +213,13 @@ class RewardProcess:
         os.set_blocking(self._to, False)
         message, ended = self._receive(IMPORT_SECONDS)
         if message is None:
-            raise RewardFailed(f"importing it: {self._why(ended, IMPORT_SECONDS)}")
+            fix = "leave servers, models and downloads to the first call: importing the file should only define functions"
+            raise RewardFailed(f"importing it: {self._why(ended, IMPORT_SECONDS)}", fix)
         if not message.get("loaded"):
             self._kill()
-            raise RewardFailed(message.get("problem") or "importing it forks processes that go on as this one")
+            forks = "importing it forks processes that go on as this one"
+            fix = message.get("fix") or "fork in the function, and end the child there (os._exit)"
+            raise RewardFailed(message.get("problem") or forks, fix)
         self.import_seconds = message["seconds"]
 
     def _send(self, data: bytes, seconds: float) -> None:
