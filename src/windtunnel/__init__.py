@@ -38,9 +38,21 @@ def lazy(package: str) -> Callable[[str], Any]:
     def getattribute(name: str) -> Any:
         if name.startswith("__") or name not in places():
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        from importlib import import_module
-
-        module, original = places()[name]
-        return getattr(import_module(module, package), original)
+        return imported(package, *places()[name])
 
     return getattribute
+
+
+def imported(package: str, module: str, name: str) -> Any:
+    """Return a name of a module of a package.
+
+    Raises:
+        ImportError: an attribute was missing meanwhile. `from package import name` would take an AttributeError for a name that
+            the package does not have, and hide what was wrong.
+    """
+    from importlib import import_module
+
+    try:
+        return getattr(import_module(module, package), name)
+    except AttributeError as error:
+        raise ImportError(f"{name} of {package}{module} cannot be imported: {error}", name=f"{package}{module}") from error

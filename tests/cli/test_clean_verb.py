@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -49,4 +51,34 @@ def test_old_data_are_removed_and_made_again(
     assert other.folder.exists(), "it was being written"
     verb(capsys, "--older", "0")
     assert cache_entries(tmp_path) == []
-    assert (tmp_path / "cpu-speed.json").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["cpu-speed.json"]
+
+
+def test_a_lock_that_is_held_stays_and_who_waits_for_one_that_goes_takes_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WINDTUNNEL_CACHE", str(tmp_path))
+    lock, other = tmp_path / "gone-1.lock", tmp_path / "gone-2.lock"
+    other.touch()
+    with locked(lock, lambda: None):
+        verb(capsys, "--older", "0")
+        assert (lock.exists(), other.exists()) == (True, False)
+    waited: list[bool] = []
+
+    def wait() -> None:
+        waited.append(True)
+
+    def hold() -> None:
+        with locked(lock, wait):
+            assert lock.exists(), "a lock that is held has its name"
+
+    with open(lock, "ab") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        waiter = threading.Thread(target=hold)
+        waiter.start()
+        while not waited:
+            time.sleep(0.01)
+        lock.unlink()  # as `clean` does, which holds it
+    waiter.join(60)
+    assert not waiter.is_alive()
+    assert lock.exists()

@@ -1,6 +1,8 @@
 """Checkpoints: DCP shards inside an atomic, checksummed, rotated folder; export to Hugging Face's layout. torch on use."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from windtunnel import lazy
 
 from .export import (
     DTYPES,
@@ -77,13 +79,4 @@ __all__ = [
     "write_shards",
 ]
 
-_LAZY = dict.fromkeys(("DiskFull", "Facts", "Group", "Saved", "Saver", "SpoiledWeights", "save_now"), "saver")
-_LAZY |= {"Part": "tensors", "Slice": "slices", "Value": "slices"}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        from importlib import import_module
-
-        return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
-    raise AttributeError(name)
+__getattr__ = lazy(__name__)

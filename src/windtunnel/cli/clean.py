@@ -22,12 +22,14 @@ def clean(
     json: JsonOption = False,
 ) -> None:
     """List prepared data in the cache, with size and age; with --older remove it. It is made again when it is needed."""
-    from windtunnel.data import cache_entries, cache_root, remove_entry
+    from windtunnel.data import cache_entries, cache_root, remove_entry, remove_locks
 
     root, now = cache_root(), time.time()
     entries = cache_entries(root)
     old = [entry for entry in entries if older is not None and now - entry.used >= older * DAY]
     removed = [entry for entry in old if remove_entry(entry)]
+    if older is not None:
+        remove_locks(root, older * DAY)
     freed, whole = sum(entry.size for entry in removed), sum(entry.size for entry in entries)
     if json:
         listed = [

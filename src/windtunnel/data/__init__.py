@@ -1,6 +1,8 @@
 """Data: corpora, tokenizers, splits, token files and the batches made of them. Importable without torch."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from windtunnel import lazy
 
 from .tokens import SequenceOrder, TokenFile
 
@@ -9,7 +11,7 @@ if TYPE_CHECKING:
     from .arithmetic import Problem, held_out_problems, parse_problem, solve
     from .batch import Batch, Batches
     from .bpe import BPE
-    from .cache import CacheEntry, cache_entries, cache_root, remove_entry
+    from .cache import CacheEntry, cache_entries, cache_root, remove_entry, remove_locks
     from .checks_theses import Gate, failed_gates, prepare_theses, require_unread_test, thesis_gates
     from .conversations import Conversation
     from .corpus import CorpusFile, corpus_files, listed_files, read_documents
@@ -103,6 +105,7 @@ __all__ = [
     "read_documents",
     "read_questions",
     "remove_entry",
+    "remove_locks",
     "render_input",
     "require_empty",
     "require_unread_test",
@@ -120,93 +123,4 @@ __all__ = [
     "write_tokenizer",
 ]
 
-_LAZY = {
-    "KernelTask": "kernels",
-    "TaskReader": "kernels_files",
-    "draw_tasks": "kernels",
-    "task_prompt": "kernels",
-    "Gate": "checks_theses",
-    "failed_gates": "checks_theses",
-    "prepare_theses": "checks_theses",
-    "require_unread_test": "checks_theses",
-    "thesis_gates": "checks_theses",
-    "encode_questions": "theses_read",
-    "export_theses": "theses_export",
-    "require_empty": "theses_export",
-    "read_questions": "theses_read",
-    "Rejected": "theses",
-    "Thesis": "theses",
-    "CacheEntry": "cache",
-    "cache_entries": "cache",
-    "cache_root": "cache",
-    "remove_entry": "cache",
-    "check_thesis": "theses",
-    "render_input": "theses",
-    "write_tokenizer": "template_files",
-    "template_of": "templates",
-    "end_of_answer": "templates",
-    "choose_template": "templates",
-    "ChatTemplate": "templates",
-    "MixtureFile": "mixture",
-    "Prompt": "prompts",
-    "PromptFile": "prompts",
-    "PromptLoader": "prompts",
-    "prompt_records": "prompts",
-    "Batch": "batch",
-    "ConversationFile": "packing",
-    "best_fit": "packing",
-    "bucketed": "packing",
-    "sequence_starts": "packing",
-    "target_rows": "packing",
-    "conversation_files": "samples",
-    "add_tokens": "added",
-    "describe_added": "added",
-    "describe_packing": "samples",
-    "Conversation": "conversations",
-    "listed_files": "corpus",
-    "preview": "samples",
-    "read_conversations": "samples",
-    "shown_samples": "samples",
-    "BPE": "bpe",
-    "Folder": "subwords",
-    "BatchLoader": "loader",
-    "Batches": "batch",
-    "Characters": "tokenizer",
-    "CorpusFile": "corpus",
-    "DocumentBatch": "documents",
-    "GRADES": "sudoku_make",
-    "PreparedData": "prepared",
-    "Problem": "arithmetic",
-    "PuzzleFile": "sudoku_file",
-    "Puzzles": "sudoku_make",
-    "Solutions": "sudoku_solve",
-    "StreamDecoder": "tokenizer",
-    "Tokenizer": "tokenizer",
-    "UnknownCharacter": "tokenizer",
-    "ValidationBatches": "loader",
-    "corpus_files": "corpus",
-    "read_documents": "corpus",
-    "count_solutions": "sudoku_solve",
-    "draw_symmetries": "sudoku_make",
-    "grades_of": "sudoku_solve",
-    "held_out_problems": "arithmetic",
-    "load_tokenizer": "tokenizer",
-    "make_batch": "sudoku_make",
-    "make_puzzles": "sudoku_file",
-    "open_prepared": "prepared",
-    "parse_problem": "arithmetic",
-    "prepare": "prepared",
-    "sample_documents": "survey",
-    "solve": "arithmetic",
-    "solve_grids": "sudoku_solve",
-    "symmetry_key": "sudoku_make",
-    "within": "time_limit",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(name)
-    from importlib import import_module
-
-    return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+__getattr__ = lazy(__name__)

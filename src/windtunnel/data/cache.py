@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -45,18 +46,30 @@ def locked(path: Path, waiting: Callable[[], None]) -> Iterator[bool]:
 
     Gives False on a file system without locks: renaming is still atomic there, only work may be done twice.
     """
-    with open(path, "ab") as file:
-        with contextlib.suppress(OSError):
-            os.utime(path)  # when the data were last asked for
-        held = True
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            waiting()
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError:
-            held = False
-        yield held
+    while True:
+        with open(path, "ab") as file:
+            with contextlib.suppress(OSError):
+                os.utime(path)  # when the data were last asked for
+            held = True
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                waiting()
+                fcntl.flock(file, fcntl.LOCK_EX)
+            except OSError:
+                held = False
+            if held and not _is_at(path, file.fileno()):
+                continue  # removed while it was waited for: whoever comes next takes the new one
+            yield held
+            return
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    """Return whether an open file is still the one of that name."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 @contextlib.contextmanager
@@ -135,6 +148,22 @@ def remove_entry(entry: CacheEntry) -> bool:
         return False
     shutil.rmtree(entry.path, ignore_errors=True)
     return not entry.path.exists()
+
+
+def remove_locks(root: Path, age: float) -> int:
+    """Remove lock files of data that are gone, that nobody holds or asked for in so many seconds; return how many."""
+    removed = 0
+    for lock in root.glob("[!.]*.lock"):
+        name = lock.name.removesuffix(".lock")
+        if (root / name).exists() or any(root.glob(f".tmp-{name}-*")):
+            continue
+        with contextlib.suppress(OSError), open(lock, "rb") as file:
+            # Held while it goes: who waits for it sees that it is another file then (see `locked`).
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if time.time() - lock.stat().st_mtime >= age:
+                lock.unlink()
+                removed += 1
+    return removed
 
 
 def _lock_of(folder: Path) -> Path:

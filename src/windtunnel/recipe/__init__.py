@@ -5,6 +5,8 @@ Errors come at once; the schema is imported on use, so that `windtunnel --help` 
 
 from typing import TYPE_CHECKING, Any
 
+from windtunnel import imported
+
 from .errors import GateFailed, MissingModel, UserError
 
 if TYPE_CHECKING:
@@ -246,7 +248,5 @@ _LAZY = {name: module for module, names in _MODULES.items() for name in names}
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
-        from importlib import import_module
-
-        return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+        return imported(__name__, f".{_LAZY[name]}", name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
