@@ -26,12 +26,12 @@ rehearse: $(STAMP)
 
 # Tests start processes and servers, and a machine with other work on it can starve one of them. What failed beside others is
 # named, and run once more by itself: only what fails again has failed. A test that outlives pytest's own limit of time hangs where
-# no exception reaches it: the stacks of its process are printed, the process ends, and another one goes on from that test. Code
-# 5 of the second run: there is none left that failed, for such a test passed when it was tried again.
+# no exception reaches it: the stacks of its process are printed, the process ends, and another one goes on from that test. Where
+# none is left that failed, all are run again: such a test passed when it was tried again, or nothing was run at all.
 HANG := -o faulthandler_timeout=1000 -o faulthandler_exit_on_timeout=true
 run_tests = $(PY)/python -m pytest -m "$(1)" $(HANG) -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder || \
 	{ [ $$? -eq 1 ] && echo "These tests are run again, one at a time." && \
-	$(PY)/python -m pytest -m "$(1)" $(HANG) --last-failed --last-failed-no-failures none || [ $$? -eq 5 ]; }
+	$(PY)/python -m pytest -m "$(1)" $(HANG) --last-failed --last-failed-no-failures all; }
 
 test: lint types imports
 	$(call run_tests,not end_to_end and not slow and not gpu)
