@@ -125,7 +125,7 @@ LINE = json.dumps({"text": "Good."}) + "\n"
         ("a.json", '{\n "data": [1]\n}', "one JSON object"),
         ("a.txt.bz2", bz2.compress(b"text"), "is bzip2"),
         ("a.zip", b"PK\x03\x04 and so on", "is zip"),
-        ("a.tgz", gzip.compress(b"a.txt".ljust(257, b"\0") + b"ustar\x0000"), "is a tar archive"),
+        ("a.tgz", gzip.compress(b"a.txt".ljust(257, b"\0") + b"ustar\x0000", mtime=0), "is a tar archive"),
         ("a.parquet", b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n", "is a Git LFS pointer"),
     ],
 )
@@ -142,7 +142,7 @@ def test_bad_files_are_named(tmp_path: Path, name: str, content: str | bytes, me
     [
         (
             "two words.txt.gz",
-            gzip.compress("text in pairs of bytes".encode("utf-16")),
+            gzip.compress("text in pairs of bytes".encode("utf-16"), mtime=0),
             "zcat 'two words.txt.gz' | iconv -f utf-16",
         ),
         ("a.txt", "caf\xe9 noir".encode("latin1"), "iconv -f cp1252 -t utf-8 a.txt > a.utf8.txt (or -f"),
