@@ -75,7 +75,9 @@ def _measure(tensor: int, python: str, worker: str) -> dict[str, Any]:
         fault = folder / "fault"
         fault.write_text("none")
         os.environ["WINDTUNNEL_FAULT"] = str(fault)
-        os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+        # In a folder of its own: others here have names of public packages, which vLLM would then import in their place.
+        (folder / "vllm_faults.py").symlink_to(Path(__file__).resolve().with_name("vllm_faults.py"))
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
         lora = LoRA(rank=RANK) if worker == "FaultyAdapters" else None
         job, answers = _learner(lora), Answers()
         adapter = adapter_settings(job) if lora else None
