@@ -6,8 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conftest import prepared_run
 
 from windtunnel.checkpoint import CheckpointStore
+from windtunnel.launch import Options
 from windtunnel.recipe import UserError
 from windtunnel.run import MetricsReader, RunFolder
 from windtunnel.train import train
@@ -54,3 +56,17 @@ def test_weights_of_another_model_are_refused_before_a_step(new_run: Callable[..
     with pytest.raises(UserError) as caught:
         train(other)
     assert "of another model" in caught.value.message
+
+
+def test_a_run_goes_on_without_the_one_that_it_began_with(new_run: Callable[..., Path], tiny: Path) -> None:
+    first = new_run("budget.steps=8")
+    assert train(first) == 0
+    sets = ("budget.steps=8", f"stages.pretrain.init_from={first}")
+    saved, unsaved = (new_run(*sets, root=root) for root in ("saved", "unsaved"))
+    assert train(saved) == 0
+    first.rename(first.with_name("moved"))
+    options = Options(root=saved.parent, run=saved, resume=True)
+    assert train(prepared_run(tiny, (*sets, "budget.steps=16"), None, options)) == 0
+    assert len(losses(saved)) == 16
+    with pytest.raises(UserError, match="which is not there any more"):
+        train(unsaved)

@@ -138,12 +138,13 @@ class Checkpoints(Callback):
         every: the interval.
         facts: gives what the other callbacks want to find again.
         spoiled: told where weights that were to be saved are not finite.
-        initial: of another run, whose weights this one begins with; None: the engine's own.
+        initial: finds the checkpoint of another run whose weights this one begins with; None: the engine's own. It is asked
+            when they are needed only: a run that has saved goes on without the other one.
     """
 
     def __init__(
         self, engine: Engine, saver: Saver, ranks: Ranks, every: Every, *, facts: Callable[[], dict[str, Any]] = dict,
-        spoiled: Callable[[str], None] = lambda why: None, initial: Checkpoint | None = None,
+        spoiled: Callable[[str], None] = lambda why: None, initial: Callable[[], Checkpoint | None] = lambda: None,
     ) -> None:  # fmt: skip
         self._engine, self._saver, self._ranks, self._facts, self._spoiled = engine, saver, ranks, facts, spoiled
         self._timer = Timer(every)
@@ -156,11 +157,16 @@ class Checkpoints(Callback):
         self._initial = initial
         self._saves: deque[_Save] = deque(maxlen=2)
 
+    def take_initial(self) -> None:
+        """Give the engine, at step 0, the weights that the run begins with. Raises UserError: they are not there any more."""
+        initial = self._initial()
+        if initial is not None:
+            begin_with(self._engine, initial)
+
     def start_over(self, position: int) -> None:
-        """Go back to the weights that the run began with, with the data from `position` on."""
+        """Go back to the weights that the run began with, with the data from `position` on. Raises as `take_initial`."""
         self._engine.start_over(position)
-        if self._initial is not None:
-            begin_with(self._engine, self._initial)
+        self.take_initial()
 
     def start(self, loop: Loop) -> None:
         """Begin; what a run goes on from is saved already."""

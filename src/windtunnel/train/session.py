@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -31,7 +32,7 @@ from windtunnel.run import (
 
 from .advice import band_advice, settings_of
 from .callbacks import Budget, Callback, Health, ValidateEvery
-from .checkpoints import Checkpoints, begin_with, make_saver
+from .checkpoints import Checkpoints, make_saver
 from .engine import Engine, Feed
 from .failures import OutOfMemory, lighter, short_of
 from .gpt import build_gpt_engine
@@ -137,14 +138,13 @@ def _other(run: RunFolder, layout: Layout, ranks: Ranks, method: Method, after_s
     with StopRequest(notice="") as stop, contextlib.ExitStack() as stack:
         engine, _, ask = stack.enter_context(_engine(run, layout, ranks, method, stop))
         saver = make_saver(engine, CheckpointStore(run.checkpoints_dir), ranks)
-        initial = _initial(run)
-        checkpoints = Checkpoints(engine, saver, ranks, run.recipe.checkpoints.every, initial=initial)
+        checkpoints = Checkpoints(engine, saver, ranks, run.recipe.checkpoints.every, initial=partial(_initial, run))
         step = ranks.share(None)  # rank 0 chooses the checkpoint; see `_first`
         if step is not None:
             ranks.heartbeat.beat("loading the checkpoint")
             checkpoints.load(step)
-        elif initial is not None:
-            begin_with(engine, initial)
+        else:
+            checkpoints.take_initial()
         lighter = _lighter(run, layout)
         Loop(engine, ranks, checkpoints, step=step or 0, after_step=after_step, lighter=lighter, ask=ask).run()
 
@@ -183,7 +183,6 @@ def _first(
             before=recipe.rl is not None and checkpoint is None,
         )  # fmt: skip
         callbacks: list[Callback] = [health, validate]
-        initial = _initial(run)
         checkpoints = Checkpoints(
             engine,
             _saver(run, store, engine, ranks, metrics),
@@ -191,7 +190,7 @@ def _first(
             recipe.checkpoints.every,
             facts=lambda: {key: value for callback in callbacks for key, value in callback.state_dict().items()},
             spoiled=health.go_back,
-            initial=initial,
+            initial=partial(_initial, run),
         )
         telemetry = _telemetry(run, layout, data.tokenizer.vocab, clock, health.bands)
         callbacks += [checkpoints, budget, telemetry]
@@ -201,8 +200,8 @@ def _first(
             state = checkpoints.load(step)
             for callback in callbacks:
                 callback.load_state_dict(state)
-        elif initial is not None:
-            begin_with(engine, initial)
+        else:
+            checkpoints.take_initial()
         loop = Loop(
             engine, ranks, checkpoints, callbacks, Deciders(health, budget), journal=journal, step=step, after_step=after_step,
             lighter=_tell_lighter(run, layout), ask=ask,
@@ -227,6 +226,11 @@ def _initial(run: RunFolder) -> Checkpoint | None:
     source = run.manifest.get("init")
     if not source:
         return None
+    if not Path(source["run"]).is_dir():
+        raise UserError(
+            f"{run.path} begins with the weights of {source['run']}, which is not there any more",
+            "bring that folder back, or train the recipe from its first stage",
+        )
     return choose_checkpoint(Path(source["run"]), int(source["step"]), "to begin with").checkpoint
 
 
