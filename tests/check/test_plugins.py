@@ -14,6 +14,7 @@ from windtunnel.check import CheckFailed, all_checks
 from windtunnel.data import corpus_files, prepare
 from windtunnel.recipe import Recipe, UserError, dump_recipe, load_recipe, registry
 from windtunnel.rehearse import Context, run_checks, select
+from windtunnel.run import read_own_recipe
 
 MODULE = """
     from typing import Literal
@@ -62,6 +63,7 @@ MODULE = """
     NEEDS = (Check("later", "after the plan", "wait", look, needs=("plan",)),)
     TAKEN = Check("plan", "another plan", "none", look)
     TEXT = "no check"
+    SILENT = Check("silent", "nothing", "say something", print)
 """
 
 
@@ -174,6 +176,13 @@ def test_a_broken_corpus_names_its_package(package, kind: str, value: str, words
     assert "pip uninstall numbers" in str(refused.value.fix)
 
 
+def test_a_module_that_ends_the_process_names_its_package(package) -> None:
+    site = package(corpora={"numbers": "ending_package:Numbers"})
+    (site / "ending_package.py").write_text("raise SystemExit('bye')\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"package numbers 1.0, .* cannot be loaded: SystemExit: bye"):
+        a_recipe()
+
+
 @pytest.mark.parametrize(
     ("kind", "sets", "words"),
     [
@@ -218,6 +227,22 @@ def test_a_packages_checks_stand_among_the_others(package, tmp_path: Path) -> No
     outcomes = run_checks(select(all_checks(), ["looks"]), Context("charlm", folder=tmp_path))
     assert [(o.check, o.status, o.evidence) for o in outcomes] == [("looks", "ok", "looked")]
     assert not [o for o in run_checks(select(all_checks(), ["looks"]), Context("rl", folder=tmp_path)) if o.check == "looks"]
+
+
+def test_a_check_that_returns_nothing_is_told_what_to_return(package, tmp_path: Path) -> None:
+    package(checks={"silent": "numbers_package:SILENT"})
+    (outcome,) = run_checks(select(all_checks(), ["silent"]), Context("charlm", folder=tmp_path))
+    assert (outcome.status, outcome.evidence) == ("fail", "its function returned NoneType, expected Evidence")
+
+
+def test_a_run_whose_corpus_nobody_offers_any_more_asks_for_its_package(package, tmp_path: Path) -> None:
+    package(corpora={"numbers": "numbers_package:Numbers"})
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "recipe.yaml").write_text(dump_recipe(a_recipe()).replace("kind: numbers", "kind: gone"), encoding="utf-8")
+    with pytest.raises(UserError) as refused:
+        read_own_recipe(run)
+    assert refused.value.fix.startswith("install the package that offers this kind of corpus")
 
 
 @pytest.mark.parametrize(

@@ -191,6 +191,9 @@ def attempt(check: Check, context: Any, say: Say, log: Path) -> Outcome:
             file.write(f"check {check.name}\n{traceback.format_exc()}\n")
         text = f"{type(error).__name__}: {error}".splitlines()[0]
         return failed(check, context, began, f"{text} (traceback in {log})", f"read the traceback; then: {check.fix}", log=log)
+    if not isinstance(evidence, Evidence):  # the function may be a user's
+        what = f"its function returned {type(evidence).__name__}, expected Evidence"
+        return failed(check, context, began, what, "return windtunnel.check.Evidence(TEXT), or raise CheckFailed")
     return _held(check, context, began, evidence)
 
 

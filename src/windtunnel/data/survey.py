@@ -86,7 +86,7 @@ def survey_text(data: Data, files: list[CorpusFile], separator: str | None, prog
     if few:
         found.notes.append(f"fewer than {FEW_DOCUMENTS} documents: those longer than {piece:,} bytes are cut into pieces")
     if found.documents == 0:
-        raise UserError("data.corpus: no text in its files", "give files with text in them")
+        raise UserError("data.corpus: no text in its documents", "give files, or a corpus, with text in them")
     return split_by_key(found, data.validation)
 
 

@@ -48,7 +48,7 @@ class Plugin:
         """
         try:
             return self.entry.load()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self.broken(f"cannot be loaded: {_said(error)}") from None
 
     def broken(self, problem: str) -> UserError:
@@ -100,6 +100,6 @@ def find_plugin(group: Group, name: str) -> Plugin | None:
     return found[0] if found else None
 
 
-def _said(error: Exception) -> str:
+def _said(error: BaseException) -> str:
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__

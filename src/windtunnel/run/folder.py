@@ -335,7 +335,10 @@ def read_own_recipe(path: Path) -> Recipe:
     try:
         return load_recipe(path / "recipe.yaml")
     except UserError as error:
-        raise UserError(error.message, f"training wrote it: bring recipe.yaml back from a copy of {path}") from None
+        copy = f"training wrote it: bring recipe.yaml back from a copy of {path}"
+        gone = "corpus.kind: expected" in error.message
+        fix = f"install the package that offers this kind of corpus; if none does, {copy}" if gone else copy
+        raise UserError(error.message, fix) from None
 
 
 def _as_planned(own: Recipe, manifest: dict[str, Any]) -> Recipe:
