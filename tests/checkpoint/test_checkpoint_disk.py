@@ -7,6 +7,7 @@ import os
 import resource
 import shutil
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -139,3 +140,16 @@ def test_a_disk_without_one_free_byte_has_room_for_the_last_weights(disk: Path) 
     saver.save(Facts(2, {}, 1.0), ["model"])
     assert saver.wait() is not None
     assert [c.step for c in store.all() if store.is_good(c)] == [1, 2]
+
+
+def test_where_no_thread_can_be_started_training_waits_for_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    store, told = CheckpointStore(tmp_path), list[str]()
+    with monkeypatch.context() as short:
+        short.setattr(threading.Thread, "start", refuse)
+        for step in (1, 2):
+            save(store, step, on_event=lambda *event: told.append(event[0]))
+    assert [c.step for c in store.all() if store.is_good(c)] == [1, 2]
+    assert told.count("saved_in_place") == 2

@@ -203,8 +203,14 @@ class Saver:
         if publication.staging.done and not publication.staging.finite and self._group.world == 1:
             self._outcomes.append(SpoiledWeights(facts.step))  # known at once on a CPU: no step is lost on it
             return
-        self._thread = threading.Thread(target=self._run, args=(publication, job), name=f"checkpoint-{facts.step}", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, args=(publication, job), name=f"checkpoint-{facts.step}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # memory, or the processes that a user may have, are used up: better a pause than no save
+            self._event("saved_in_place", facts.step, f"{error}: training waits while the checkpoint is written", "warn")
+            self._run(publication, job)
+        else:
+            self._thread = thread
 
     def before_update(self) -> None:
         """Let the next update on the GPU wait for the copy; the host goes on."""
