@@ -37,7 +37,7 @@ def test_depth_is_counted_and_not_the_number_of_lists(opened: str, closed: str) 
 @pytest.mark.parametrize("key", ["ticker", "as_of_date", "action", "reasoning", "indicators", "other"])
 def test_a_nested_record_is_refused_with_its_line(tmp_path: Path, key: str) -> None:
     lines = [json.dumps(record) for record in spread(300)]
-    lines[7] = f'{{"{key}": {"[" * 950}{"]" * 950}, {lines[7][1:]}'
+    lines[7] = f'{{"{key}": {"[" * 100_000}{"]" * 100_000}, {lines[7][1:]}'
     (tmp_path / "theses.jsonl").write_text("\n".join(lines))
     with pytest.raises(UserError, match=r"theses\.jsonl:8: not JSON: nested more than 200 deep"):
         prepare(recipe_of(ThesisCorpus(files=[str(tmp_path / "theses.jsonl")])), cache=tmp_path / "cache")

@@ -54,6 +54,8 @@ knobs.build.impl = lambda name, src, *rest: built.append(src) or sys.argv[2]
 warm_gpu._launchers()
 from triton.backends.nvidia import driver
 import shutil
+if not hasattr(driver, "compile_module_from_src"):  # Triton 3.8: no launcher is compiled
+    sys.exit(print(2))
 for text in ("one", "one", "other", "one"):
     os.environ["TRITON_CACHE_DIR"] = sys.argv[1]
     driver.compile_module_from_src(src=text, name="empty", library_dirs=[], include_dirs=[], libraries=[])

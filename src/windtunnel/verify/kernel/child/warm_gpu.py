@@ -82,7 +82,9 @@ def _launchers() -> None:
     """
     from triton.backends.nvidia import driver
 
-    driver.compile_module_from_src = MadeOnce(driver.compile_module_from_src)
+    make = getattr(driver, "compile_module_from_src", None)  # from 3.8 on a file that Triton ships is compiled, and only that
+    if make is not None:
+        driver.compile_module_from_src = MadeOnce(make)
 
 
 class MadeOnce:
