@@ -161,6 +161,38 @@ def test_stacked_experts_may_have_one_scale_each(tmp_path: Path) -> None:
     assert same_bits(tensors_of(tmp_path / "out")["experts.up"], (weight.float() * scale).bfloat16())
 
 
+@pytest.mark.parametrize("width", [128, 32])
+@pytest.mark.parametrize("block", [128, None])
+def test_stacked_scales_of_experts_that_are_not_stacked(tmp_path: Path, width: int, block: int | None) -> None:
+    """As transformers 5 saves a model with experts that it quantised itself; with 32 rows, gate and up share a block."""
+    both, down = codes(2 * 2 * width, 192).view(2, 2 * width, 192), codes(2 * 192, width, seed=1).view(2, 192, width)
+    of_both, of_down = (scales(2, *(grid(*w.shape[1:]) if block else (1, 1)), seed=n) for n, w in enumerate((both, down)))
+    tensors = {"a.experts.gate_up_proj_scale_inv": of_both, "a.experts.down_proj_scale_inv": of_down}
+    wanted = {}
+    for number in range(2):
+        parts = {"gate": both[number, :width], "up": both[number, width:], "down": down[number]}
+        tensors |= {f"a.experts.{number}.{name}_proj.weight": part.clone() for name, part in parts.items()}
+        share = (128, 128) if block else (2 * width, 192)
+        joined = formula(both[number], of_both[number], share)
+        wanted |= {f"a.experts.{number}.gate_proj.weight": joined[:width], f"a.experts.{number}.up_proj.weight": joined[width:]}
+        share = (128, 128) if block else (192, width)
+        wanted[f"a.experts.{number}.down_proj.weight"] = formula(down[number], of_down[number], share)
+    said = {"quant_method": "fp8", "weight_block_size": [block, block] if block else None}
+    config = {"model_type": "qwen3_moe", "quantization_config": said}
+    made = convert_folder(write(tmp_path / "in", [tensors], config), tmp_path / "out")
+    held = tensors_of(tmp_path / "out")
+    assert held.keys() == wanted.keys()
+    assert all(same_bits(held[name], wanted[name].contiguous()) for name in wanted)
+    assert made.report["left_out"] == []
+
+
+def test_a_scale_across_gate_and_up_is_refused(tmp_path: Path) -> None:
+    tensors = {f"a.experts.0.{name}_proj.weight": codes(192, 128, seed=seed) for seed, name in enumerate(("gate", "up"))}
+    tensors["a.experts.gate_up_proj_scale_inv"] = scales(1, 3, 1)
+    with pytest.raises(UserError, match="128 rows of gate and up together, and the gate of an expert has 192"):
+        convert_folder(write(tmp_path / "in", [tensors]), tmp_path / "out")
+
+
 @pytest.mark.parametrize(
     ("tensors", "said", "words"),
     [

@@ -9,7 +9,7 @@ import copy
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from windtunnel.model import FETCH_AGAIN, Stored, StoredModel
@@ -27,6 +27,7 @@ CODED = {"F8_E4M3": "e4m3", "F8_E5M2": "e5m2", "F4": "e2m1"}
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 MIXTRAL_EXPERT = re.compile(r"\.experts\.\d+\.w[123]\.weight$")
 """How Mixtral and its like call an expert's gate, down and up projection."""
+EXPERT = re.compile(r"(.*\.experts)\.(\d{1,6})\.(gate|up|down)_proj\.weight")
 MTP = re.compile(r"^(?:model\.)?mtp\.")
 FURTHER = "num_nextn_predict_layers"
 
@@ -87,7 +88,7 @@ def make_entries(source: StoredModel, choice: Choice) -> tuple[list[Entry], list
     """
     said = read_said(source)
     check_method(source, said)
-    pairs = _pair(source)
+    pairs = _pair(source, said)
     scales = {scale.name for scale in pairs.values()}
     entries, left_out = [], []
     for name, tensor in source.tensors.items():
@@ -125,7 +126,7 @@ def _check_found(source: StoredModel, choice: Choice, entries: list[Entry], quan
 # Pairs of weights and scales
 
 
-def _pair(source: StoredModel) -> dict[str, Stored]:
+def _pair(source: StoredModel, said: Said) -> dict[str, Stored]:
     """Return the scale of every quantised weight by the weight's name."""
     tensors = source.tensors
     pairs: dict[str, Stored] = {}
@@ -134,6 +135,7 @@ def _pair(source: StoredModel) -> dict[str, Stored]:
             scale = tensors.get(name.removesuffix("_blocks") + "_scales")
         elif tensor.dtype in CODED or tensor.dtype in ("I8", "U8"):
             scale = next((tensors[other] for other in _scale_names(name) if other in tensors), None)
+            scale = _of_stack(source, said, tensor) if scale is None else scale
         else:
             continue
         if scale is not None:
@@ -162,6 +164,33 @@ def _scale_names(weight: str) -> list[str]:
     stem = weight.removesuffix(".weight")
     names = [f"{weight}_scale_inv", f"{stem}.scale", f"{weight}_scale", f"{stem}.qscale_weight"]
     return names if stem != weight else [names[0], names[2]]
+
+
+def _of_stack(source: StoredModel, said: Said, weight: Stored) -> Stored | None:
+    """Return the part of stacked scales that is an expert's: transformers saves so what it quantised itself.
+
+    Raises:
+        UserError: a scale is of the gate's last rows and of the first ones of the projection up.
+    """
+    found = EXPERT.fullmatch(weight.name)
+    joined = found is not None and found[3] != "down"
+    stack = source.tensors.get(f"{found[1]}.{'gate_up' if joined else 'down'}_proj_scale_inv") if found is not None else None
+    if found is None or stack is None or len(stack.shape) != 3 or int(found[2]) >= stack.shape[0]:
+        return None
+    experts, rows, columns = stack.shape
+    size = stack.bytes // experts
+    start = stack.start + int(found[2]) * size
+    if joined and rows > 1:
+        height = (*said.blocks, BLOCK)[0][0]
+        if rows % 2 or weight.shape[0] % height:
+            raise UserError(
+                f"{source.folder / stack.file}: a scale of {stack.name} is for {height} rows of gate and up together, and the "
+                f"gate of an expert has {weight.shape[0]}",
+                "quantise the model again with a block that divides the rows of its experts",
+            )
+        rows, size = rows // 2, size // 2
+        start += size * (found[3] == "up")
+    return replace(stack, shape=(rows, columns), start=start, bytes=size)
 
 
 def _is_scale(tensor: Stored, tensors: dict[str, Stored]) -> bool:

@@ -15,7 +15,7 @@ MODELOPT = "hf_quant_config.json"
 PACKED = ".weight_packed"
 ACTIVATIONS = (
     ".input_scale", ".input_scale_ub", ".activation_scale", ".input_activation_scale", ".qscale_act", ".input_zero_point",
-    ".q_scale", ".k_scale", ".v_scale", ".prob_scale", ".k_proj.output_scale", ".v_proj.output_scale",
+    "_proj_activation_scale", ".q_scale", ".k_scale", ".v_scale", ".prob_scale", ".k_proj.output_scale", ".v_proj.output_scale",
 )  # fmt: skip
 """Scales of activations: a bf16 model has no use for them."""
 NOT_KNOWN = {
