@@ -39,6 +39,7 @@ def refusal(path: Path) -> str:
         "\ufeff" + WIDE,
         LONG.replace("date,ticker,close", "Date,Symbol,Close").replace("2024-01-03", "2024-01-03 00:00:00-05:00"),
         WIDE.replace("date", ""),  # as pandas writes an index
+        ",date,B,A\n0,2024-01-02,10,1.5\n1,2024-01-03,,1.75\n",  # and one that means nothing
         WIDE.replace("03,,", "03,NaN,"),
     ],
 )
@@ -57,6 +58,22 @@ def test_parquet_with_timestamps_of_a_time_zone_keeps_its_own_days(tmp_path: Pat
     prices = read_prices(tmp_path / "prices.parquet")
     assert [str(day) for day in prices.days] == ["2024-01-02", "2024-01-03"]
     assert np.array_equal(prices.close, [[1.5, 10], [1.75, np.nan]], equal_nan=True)
+
+
+def test_an_index_without_a_name_is_no_ticker(tmp_path: Path) -> None:
+    days = pyarrow.array([datetime.datetime(2024, 1, 2), datetime.datetime(2024, 1, 3)], pyarrow.timestamp("us"))
+    for name, other in (("__index_level_0__", None), ("Date", "__index_level_0__")):
+        columns = {"A": [1.5, 1.75], name: days} | ({other: [5, 6]} if other else {})
+        parquet.write_table(pyarrow.table(columns), tmp_path / "prices.parquet")
+        prices = read_prices(tmp_path / "prices.parquet")
+        assert prices.tickers == ("A",)
+        assert [str(day) for day in prices.days] == ["2024-01-02", "2024-01-03"]
+
+
+def test_rows_that_are_not_adjusted_are_named(tmp_path: Path) -> None:
+    text = "date,ticker,close,adj_close\n2024-01-02,A,10,9\n2024-01-02,B,5,\n2024-01-03,B,,\n"
+    prices = read_prices(write(tmp_path, text))
+    assert prices.notes == ("1 rows have a close and no adj_close, and are left out (of 'B')",)
 
 
 def test_compressed_files_are_read(tmp_path: Path) -> None:
@@ -109,9 +126,12 @@ def test_the_same_row_twice_is_counted_and_two_prices_for_a_day_are_refused(tmp_
         (LONG.replace("1.75", "-2"), "row 3: close is -2"),
         (LONG.replace("1.75", "inf"), "row 3: close is inf"),
         (LONG.replace("1.75", '"1,75"'), "row 3: close is '1,75', no number"),
+        (LONG.replace("1.75", "1_75"), "row 3: close is '1_75', no number"),
+        (LONG.replace("1.75", "\u0661\u0662"), "row 3: close is '\u0661\u0662', no number"),
+        ("date,ticker,close,Close\n2024-01-02,A,1,2\n", "the columns 'close', 'Close' have one name"),
         (LONG.replace("2024-01-03", "01/03/2024"), "row 3: '01/03/2024' is no date"),
         (LONG.replace("2024-01-03", "2024-02-30"), "row 3: '2024-02-30' is no date"),
-        (LONG.replace("2024-01-03", ""), "row 3: None is no date"),
+        (LONG.replace("2024-01-03", ""), "row 3: the date is missing"),
         (LONG.replace("03,A", "03,"), "row 3: the ticker is missing"),
         ("date,close\n2024-01-02,1\n", "none says whose prices they are"),
         ("date,ticker,volume\n2024-01-02,A,1\n", "no column of closes"),
@@ -121,6 +141,8 @@ def test_the_same_row_twice_is_counted_and_two_prices_for_a_day_are_refused(tmp_
         ("date,A\n2024-01-02,1,2\n", "Expected 2 columns, got 3"),
         ("Price,Close,Close\nTicker,A,B\nDate,,\n2024-01-02,1,2\n", "headings in several lines, as yfinance's"),
         ("date,A\n2024-01-02,\n", "has no prices"),
+        ("date,ticker,close,adj_close\n2024-01-02,A,1,\n", "has no prices; 1 rows have a close and no adj_close"),
+        ("date,ticker,open,close\n2024-01-02,A,1,2\n2024-01-02,A,3,2\n", "A has two opens on 2024-01-02: 1 (row 1) and 3"),
     ],
 )
 def test_prices_that_cannot_be_used_are_refused_with_the_row(tmp_path: Path, text: str, words: str) -> None:
@@ -133,7 +155,7 @@ def test_prices_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     (tmp_path / "half.parquet").write_bytes(b"PAR1half")
     assert "cannot be read as prices" in refusal(tmp_path / "half.parquet")
     (tmp_path / "utf16.csv").write_text(LONG, encoding="utf-16")
-    assert refusal(tmp_path / "utf16.csv")
+    assert refusal(tmp_path / "utf16.csv").endswith("is UTF-16, expected UTF-8")
 
 
 # -- predictions -------------------------------------------------------------------------------------------------------------

@@ -222,7 +222,9 @@ def _why_nothing(signals: Signals, prices: Prices, account: Account) -> str:
         return f"of {len(signals.rows):,} predictions none says to buy or to sell ({unread:,} could not be read)"
     said = f"{len(directed):,} signals from {directed[0].as_of} to {directed[-1].as_of}"
     here = f"prices of {len(prices.tickers):,} tickers from {prices.days[0]} to {prices.days[-1]}"
-    return f"{said}, {here}: {', '.join(f'{name} {n:,}' for name, n in _untraded(account)) or 'none meets'}"
+    asked = account.named.get("unknown_ticker", ())
+    names = f"; signals of {_some(asked)}, prices of {_some(prices.tickers)}" if asked else ""
+    return f"{said}, {here}: {', '.join(f'{name} {n:,}' for name, n in _untraded(account)) or 'none meets'}{names}"
 
 
 def _untraded(account: Account) -> list[tuple[str, int]]:

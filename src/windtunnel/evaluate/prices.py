@@ -16,7 +16,9 @@ from windtunnel.recipe import UserError
 if TYPE_CHECKING:
     import pyarrow
 
-DATES = ("date", "datetime", "timestamp", "day", "time", "index", "unnamed: 0", "")
+INDEX = ("", "unnamed: 0", "__index_level_0__")
+"""How pandas calls an index without a name: a column of dates, or of numbers that mean nothing."""
+DATES = ("date", "datetime", "timestamp", "day", "time", "index", *INDEX)
 TICKERS = ("ticker", "symbol", "tic")
 ADJUSTED = ("adj close", "adj_close", "adjclose", "adjusted_close", "adjusted close", "close_adj", "close_adjusted")
 CLOSES = ("close", "price", "close_price", "last")
@@ -108,7 +110,10 @@ def _table(path: Path) -> pyarrow.Table:
             raise UserError(f"{path} is empty", f"give it {ACCEPTED}")
         else:
             with pyarrow.input_stream(str(path)) as stream:
-                head = stream.read(HEAD).decode("utf-8-sig", errors="replace")
+                raw = stream.read(HEAD)
+            if raw[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in raw[:64]:
+                raise UserError(f"{path} is UTF-16, expected UTF-8", f"iconv -f utf-16 -t utf-8 {path} > FILE")
+            head = raw.decode("utf-8-sig", errors="replace")
             first = head.splitlines()[0] if head.strip() else ""
             mark = max(",;\t", key=first.count)
             names = next(csv.reader(io.StringIO(first), delimiter=mark), [])
@@ -141,6 +146,10 @@ def _refuse_header(path: Path, names: list[str], head: str) -> None:
         )
     if twice:
         raise UserError(f"{path}: two columns have the name {twice[0]!r}", "give each column a name of its own")
+    known = [name for name in names if name.strip().lower() in (*DATES, *TICKERS, *ADJUSTED, *CLOSES, "open")]
+    alike = [name for name in known if sum(name.strip().lower() == other.strip().lower() for other in known) > 1]
+    if alike:
+        raise UserError(f"{path}: the columns {_listed(alike)} have one name", "leave all but one of them out")
 
 
 def _days(path: Path, column: Any) -> Array:
@@ -169,7 +178,8 @@ def _days(path: Path, column: Any) -> Array:
             column = compute.cast(parsed, pyarrow.date32(), safe=False) if len(bad) == 0 else column
         if len(bad):
             shown = column[int(bad[0])].as_py()
-            raise UserError(f"{path}, row {bad[0] + 1}: {shown!r} is no date", "write dates as 2025-01-31")
+            what = "the date is missing" if shown is None else f"{shown!r} is no date"
+            raise UserError(f"{path}, row {bad[0] + 1}: {what}", "write dates as 2025-01-31")
     elif not pyarrow.types.is_date32(kind):
         raise UserError(f"{path}: the column of dates holds {kind}, no dates", "write dates as 2025-01-31")
     if column.null_count:
@@ -210,9 +220,12 @@ def _numbers(path: Path, column: Any, name: str) -> Array:
 
 
 def _is_number(text: str) -> bool:
+    """Return whether this is a number to Arrow, which knows no 1_000 and no digits of other scripts, as Python does."""
+    import pyarrow
+
     try:
-        float(text)
-    except ValueError:
+        pyarrow.scalar(text).cast(pyarrow.float64())
+    except pyarrow.ArrowInvalid:
         return False
     return True
 
@@ -238,8 +251,17 @@ def _long(path: Path, table: Any, days: Array, ticker: str, names: dict[str, str
     # An adjusted close goes with no open that is not.
     opens = _numbers(path, table[names["open"]], names["open"]) if "open" in names and not adjusted else None
     calendar, rows = np.unique(days, return_inverse=True)
-    kept, repeated = _refuse_contradictions(path, rows * len(tickers) + columns, closes, days, columns, tickers)
+    keys = rows * len(tickers) + columns
+    kept, repeated = _refuse_contradictions(path, keys, closes, "closes", days, columns, tickers)
+    if opens is not None and repeated:
+        _refuse_contradictions(path, keys, opens, "opens", days, columns, tickers)
     notes = [f"{repeated:,} rows stand there twice, with the same price: once is enough"] if repeated else []
+    plain = next((names[name] for name in CLOSES if name in names), None)
+    if adjusted and plain is not None:
+        lost = np.isnan(closes) & np.isfinite(_numbers(path, table[plain], plain))
+        if lost.any():
+            whose = _listed([tickers[i] for i in np.unique(columns[lost])])
+            notes.append(f"{int(lost.sum()):,} rows have a {plain} and no {close}, and are left out (of {whose})")
     matrix = np.full((len(calendar), len(tickers)), np.nan)
     matrix[rows[kept], columns[kept]] = closes[kept]
     opened = None
@@ -250,18 +272,18 @@ def _long(path: Path, table: Any, days: Array, ticker: str, names: dict[str, str
 
 
 def _refuse_contradictions(
-    path: Path, keys: Array, closes: Array, days: Array, columns: Array, tickers: tuple[str, ...]
+    path: Path, keys: Array, values: Array, what: str, days: Array, columns: Array, tickers: tuple[str, ...]
 ) -> tuple[Array, int]:
     """Return the rows to keep, one for each day and ticker, and how many were left out as the same again."""
     order = np.argsort(keys, kind="stable")
     again = np.flatnonzero(keys[order][1:] == keys[order][:-1]) + 1
     first, second = order[again - 1], order[again]
-    differ = ~np.isclose(closes[first], closes[second], rtol=1e-12, equal_nan=True)
+    differ = ~np.isclose(values[first], values[second], rtol=1e-12, equal_nan=True)
     if differ.any():
         one, two = (int(each[np.flatnonzero(differ)[0]]) for each in (first, second))
         raise UserError(
-            f"{path}: {tickers[columns[one]]} has two closes on {days[one]}: {closes[one]:g} (row {one + 1}) and "
-            f"{closes[two]:g} (row {two + 1}); {int(differ.sum()):,} such pairs",
+            f"{path}: {tickers[columns[one]]} has two {what} on {days[one]}: {values[one]:g} (row {one + 1}) and "
+            f"{values[two]:g} (row {two + 1}); {int(differ.sum()):,} such pairs",
             "leave one of them out",
         )
     kept = np.ones(len(keys), dtype=bool)
@@ -271,7 +293,7 @@ def _refuse_contradictions(
 
 def _wide(path: Path, table: Any, days: Array, date: str, names: dict[str, str]) -> Prices:
     """Return the prices of a table with a row for each day and a column for each ticker."""
-    found = [name for name in table.column_names if name != date]
+    found = [name for name in table.column_names if name != date and name.strip().lower() not in INDEX]
     fields = [name for name in found if name.strip().lower() in (*ADJUSTED, *CLOSES, *OTHERS)]
     if fields or not found:
         raise UserError(
@@ -306,7 +328,7 @@ def _without_filled_weekends(prices: Prices) -> Prices:
     if traded.any():
         notes.append(f"{int(traded.sum()):,} weekend days have prices of their own, and count as trading days")
     if not kept.any():
-        raise UserError(f"{prices.source} has no prices", f"give it {ACCEPTED}")
+        raise UserError("; ".join((f"{prices.source} has no prices", *prices.notes)), f"give it {ACCEPTED}")
     opened = None if prices.open is None else prices.open[kept]
     return Prices(prices.source, days[kept], prices.tickers, close[kept], opened, prices.adjusted, tuple(notes))
 
