@@ -499,6 +499,16 @@ def test_what_fits_unchanged_comes_before_what_others_train() -> None:
     """Fewer GPUs hold it in four bits, which is of no use to who wants to train it."""
     recipe = load_recipe("thesis")
     assert [a.change for a in make_plan(recipe, parse_rig("cpu")).alternatives] == ["--rig 8xH200", "--rig 8xB200"]
-    beside = [a.change for a in make_plan(recipe, parse_rig("8xH100")).alternatives]
-    assert beside[-1] == "--set model.weights=int4"
-    assert {"--rig '2x(8xH100)'", "--rig 8xH200"} < set(beside[:-1])
+    beside = {a.change: a.why for a in make_plan(recipe, parse_rig("8xH100")).alternatives}
+    others = ["--set model.weights=int4", "--set model.weights=fp8 --rig '2x(8xH100)'"]
+    assert list(beside)[-2:] == others
+    assert ["plans and does not train" in why for why in beside.values()] == [change in others for change in beside]
+    assert {"--rig '2x(8xH100)'", "--rig 8xH200"} < set(beside)
+
+
+def test_no_job_is_promised_for_an_adapter_in_another_engine() -> None:
+    """Jobs for Megatron-Bridge are of full fine-tuning: what launch would refuse is not advised."""
+    notes = make_plan(load_recipe("thesis", ["model.weights=fp8"]), parse_rig("2x(8xH100)")).notes
+    assert any("for an adapter" in note and "windtunnel launch" not in note for note in notes)
+    notes = plan("4x(8xH100)", "model.config=qwen3-30b-a3b", "layout.expert=8", FULL).notes
+    assert any("windtunnel launch" in note for note in notes)

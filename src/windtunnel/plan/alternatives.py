@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from windtunnel.recipe import Recipe, UserError, validate
+from windtunnel.recipe import OWN_ENGINE, HuggingFaceModel, Layout, Recipe, UserError, validate
 from windtunnel.rig import Rig, load_catalog, parse_rig
 
 from .types import Alternative, Plan
@@ -169,6 +169,12 @@ def _other_gpus(rig: Rig, nearby: _Nearby, changes: Sequence[Change]) -> list[Al
     return [option for _, _, option in sorted(found, key=lambda item: item[:2])]
 
 
+def _nobody_trains(recipe: Recipe, layout: Layout) -> bool:
+    """Return whether a plan is neither for this package's own engine nor handed over: of adapters no job is written."""
+    adapter = isinstance(recipe.model, HuggingFaceModel) and recipe.model.adapter is not None
+    return adapter and recipe.rl is None and layout.engine != OWN_ENGINE
+
+
 def cheapest(options: Iterable[set[str]]) -> str | None:
     """Return the cheapest of the rigs that every one of the sets names; None where there is none."""
     sets = list(options)
@@ -196,7 +202,10 @@ class _Nearby:
             # Of another rig neither price nor disk is known here.
             helps = [] if elsewhere else afford(new, rig, draft)[3]
             where = [f"--rig '{rig.name}'" if "(" in rig.name else f"--rig {rig.name}"] if elsewhere else []
-            what = "".join(f"{text}: " for text in (change.what, *(help.why for help in helps)) if text)
+            said = change.what
+            if _nobody_trains(new, best.layout) and UNTRAINED not in said:
+                said = f"{said}, {UNTRAINED}" if said else f"a layout {UNTRAINED}"
+            what = "".join(f"{text}: " for text in (said, *(help.why for help in helps)) if text)
             why = f"{what}{best.peak_gib:.1f} of {best.limit_gib:.1f} GiB a rank; {draft.shared}{best.layout.describe()}"
             return Alternative(" ".join([*(f"--set {text}" for text in sets), *(help.change for help in helps), *where]), why)
         return None

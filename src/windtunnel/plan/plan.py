@@ -294,6 +294,8 @@ def _other_job(recipe: Recipe) -> str:
     """Say what makes a job of a plan that is for another engine."""
     if recipe.rl is not None:
         return "nothing here hands it rounds; leave tensor, expert, pipeline and offload of `layout` null"
+    if isinstance(recipe.model, HuggingFaceModel) and recipe.model.adapter is not None:
+        return "its job is written for full fine-tuning alone (model.adapter: null), not for an adapter"
     return "windtunnel launch RECIPE --on ... --to FOLDER writes its job"
 
 
