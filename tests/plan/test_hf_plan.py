@@ -506,6 +506,13 @@ def test_what_fits_unchanged_comes_before_what_others_train() -> None:
     assert {"--rig '2x(8xH100)'", "--rig 8xH200"} < set(beside)
 
 
+def test_a_speed_below_a_token_a_second_is_not_none() -> None:
+    made = make_plan(load_recipe("thesis"), parse_rig("cpu"))
+    assert 0 < made.tokens_per_second < 1
+    speed = next(value for name, value, _ in lines(made) if name == "speed")
+    assert float(speed.split()[0]) == pytest.approx(made.tokens_per_second, rel=0.05)
+
+
 def test_no_job_is_promised_for_an_adapter_in_another_engine() -> None:
     """Jobs for Megatron-Bridge are of full fine-tuning: what launch would refuse is not advised."""
     notes = make_plan(load_recipe("thesis", ["model.weights=fp8"]), parse_rig("2x(8xH100)")).notes

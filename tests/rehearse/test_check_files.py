@@ -54,6 +54,16 @@ def test_a_model_that_is_not_here_says_how_much_is_to_come(tmp_path: Path, monke
     assert "half of them" in outcome.evidence
 
 
+@pytest.mark.parametrize("check", ["conversations", "tokenizer-files", "held-out-answers"])
+def test_what_needs_a_tokenizer_asks_for_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check: str) -> None:
+    """The whole of DeepSeek-V3 is 688 GB."""
+    monkeypatch.setenv("WINDTUNNEL_MODELS", str(tmp_path))
+    context = Context("finetune", ("model.config=deepseek-v3",), ("8xH200",), folder=tmp_path)
+    outcome = run_checks(select(all_checks(), [check]), context, isolate=False)[-1]
+    assert (outcome.check, outcome.status) == (check, "skip")
+    assert "windtunnel fetch deepseek-v3 --only tokenizer" in outcome.fix
+
+
 def test_a_tokenizer_alone_is_said_to_be_one(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WINDTUNNEL_MODELS", str(tmp_path))
     folder = Path(shutil.copytree(tiny, tmp_path / "tiny", ignore=shutil.ignore_patterns("*.safetensors")))

@@ -61,7 +61,8 @@ def tokenizer_folder(context: Context, say: Say) -> Evidence:
     base = find_model(model.config)
     if base is None:
         text = f"{model.config} is known by name: there is no tokenizer here to look at"
-        return Evidence(text, absent=f"windtunnel fetch {model.config}, or give model.config as a folder with tokenizer.json")
+        fetch = f"windtunnel fetch {model.config} --only tokenizer (megabytes)"
+        return Evidence(text, absent=f"{fetch}, or give model.config as a folder with tokenizer.json")
     rows = context.rows(0)
     if not (base / "tokenizer.json").is_file():
         return Evidence(f"no tokenizer.json in {base}", absent="put the model's tokenizer.json and tokenizer_config.json there")

@@ -231,7 +231,7 @@ def folder_tokenizer(recipe: Recipe) -> Folder:
             raise UserError(f"data.tokenizer.path: not given, and model.config: there is no folder {named}", nearest + fix)
         raise MissingModel(
             f"data.tokenizer.path: not given, and {named} is not on this machine",
-            f"{nearest}windtunnel fetch {named}, or {fix}",
+            f"{nearest}windtunnel fetch {named} --only tokenizer (megabytes), or {fix}",
             named,
         )
     tokenizer = Folder.from_folder(wanted.path or str(config), "data.tokenizer.path" if wanted.path else "model.config")

@@ -37,7 +37,7 @@ RATES = {"full": 1e-5, "adapter": 2e-4}
 UNUSUAL_SCORES = {"gpt_oss": "sinks", "gemma2": "capped scores"}
 # What others have published for models of a family, to hold a plan against.
 PUBLISHED = {
-    "deepseek_v3": "NVIDIA's own recipes for this model on 8 x H100 nodes: LoRA on 5 (tensor 8, pipeline 5), all weights on 56"
+    "deepseek_v3": "NVIDIA's own recipes for this model, nodes of 8 x H100: LoRA on 5 (tensor 8, pipeline 5), all weights on 56"
 }
 GB = 1e9
 TB = 1e12

@@ -130,7 +130,9 @@ def _pace(plan: Plan) -> list[tuple[str, str, str]]:
     s = plan.sources
     step, unit = ("round", "rounds") if plan.roles else ("step", "steps")
     took = f"{seconds_text(plan.step_seconds)} (±{plan.error['time']:.0%}), most of it {plan.bound}"
-    rate = f"{plan.tokens_per_second:,.0f} tokens/s, {plan.mfu:.0%} MFU"
+    each = plan.tokens_per_second
+    rate = f"{each:,.0f}" if each >= 10 else f"{each:.2g}"
+    rate = f"{rate} tokens/s, {plan.mfu:.0%} MFU"
     rows = [
         (step, took, s["step_seconds"]),
         ("speed", rate, s["mfu"]),
