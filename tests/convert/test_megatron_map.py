@@ -27,18 +27,17 @@ from windtunnel.recipe import UserError
 SMALL = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 96}
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 48}
 CONFIGS: dict[str, dict[str, Any]] = {
-    "llama": {**SMALL, "vocab_size": 250, "head_dim": 16},
-    "llama-bias": {**SMALL, "vocab_size": 256, "attention_bias": True, "model_type": "llama"},
+    "llama": {**SMALL, "vocab_size": 248, "head_dim": 16},
     "qwen2": {**SMALL, "vocab_size": 256, "tie_word_embeddings": True},
     "qwen3": {**SMALL, "vocab_size": 256, "head_dim": 32},
     "qwen3_moe": {**SMALL, "vocab_size": 256, "head_dim": 32, "num_experts": 8, **EXPERTS},
     "deepseek_v3": {
-        **SMALL, "num_key_value_heads": 8, "vocab_size": 250, "n_routed_experts": 8, **EXPERTS, "first_k_dense_replace": 1,
+        **SMALL, "num_key_value_heads": 8, "vocab_size": 248, "n_routed_experts": 8, **EXPERTS, "first_k_dense_replace": 1,
         "n_shared_experts": 2, "q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
         "v_head_dim": 16, "n_group": 2, "topk_group": 1,
     },
     "deepseek_v3-plain-queries": {
-        **SMALL, "num_key_value_heads": 8, "vocab_size": 250, "n_routed_experts": 4, **EXPERTS, "first_k_dense_replace": 0,
+        **SMALL, "num_key_value_heads": 8, "vocab_size": 248, "n_routed_experts": 4, **EXPERTS, "first_k_dense_replace": 0,
         "n_shared_experts": 1, "q_lora_rank": None, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
         "v_head_dim": 16, "n_group": 2, "topk_group": 1, "model_type": "deepseek_v3",
     },
@@ -75,7 +74,7 @@ def test_every_bit_survives_the_way_there_and_back_in_slices_too(name: str, tens
     config = config_of(name)
     sources = random_sources(config)
     back: dict[str, torch.Tensor] = {}
-    for parameter in megatron_parameters(config, tensor):
+    for parameter in megatron_parameters(config):
         whole = join(parameter, [sources[each] for each, _ in parameter.sources])
         assert tuple(whole.shape) == parameter.shape
         slices = [rank_slice(parameter, whole, rank, tensor) for rank in range(tensor)]
@@ -112,7 +111,7 @@ def test_ranks_together_hold_the_model_once(name: str) -> None:
     config = config_of(name)
     experts = config.get("n_routed_experts") or config.get("num_experts") or 0
     for tensor, expert, pipeline in itertools.product((1, 2), (1, 2) if experts else (1,), (1, 2, 3)):
-        ranks, parameters = Ranks(tensor, expert, pipeline), megatron_parameters(config, tensor)
+        ranks, parameters = Ranks(tensor, expert, pipeline), megatron_parameters(config)
         assert megatron_problem(config, ranks) is None
         held = 0
         for stage in range(pipeline):
@@ -141,12 +140,28 @@ def test_layers_are_shared_out_evenly() -> None:
         (Ranks(tensor=8), "4 key-value heads cannot be shared out over 8"),
         (Ranks(expert=3), "8 experts cannot be shared out over 3"),
         (Ranks(pipeline=4), "3 layers cannot be shared out over 4"),
+        (Ranks(tensor=4), "250 rows or columns of embedding.word_embeddings.weight over 4 ranks"),
     ],
 )
 def test_ranks_that_cannot_share_a_model_are_told_why(ranks: Ranks, words: str) -> None:
-    problem = megatron_problem(config_of("qwen3_moe"), ranks)
+    problem = megatron_problem(config_of("qwen3_moe") | {"vocab_size": 250}, ranks)
     assert problem is not None
     assert words in problem
+
+
+def test_tables_of_the_vocabulary_are_not_padded() -> None:
+    """Bridge 0.6 leaves should_pad_vocab False for a model that it reads: a rank has its part of the rows that are there."""
+    config = config_of("llama") | {"vocab_size": 128_256}
+    held = rank_shapes(megatron_parameters(config), Ranks(tensor=4), 0)
+    assert held["embedding.word_embeddings.weight"] == held["output_layer.weight"] == (32_064, 64)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe", "deepseek_v3"])
+@pytest.mark.parametrize("key", ["attention_bias", "mlp_bias"])
+def test_biases_that_megatron_bridge_would_leave_out_are_refused(family: str, key: str) -> None:
+    assert megatron_parameters(config_of(family) | {key: False})
+    with pytest.raises(UserError, match=f"{family} with {key} has no map"):
+        megatron_parameters(config_of(family) | {key: True})
 
 
 def test_models_without_a_map_are_refused() -> None:

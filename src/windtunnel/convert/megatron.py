@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 MEGATRON_FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe", "deepseek_v3")
 """Values of `model_type` in config.json."""
-LARGEST_DIVISOR = 128
-DEEPSEEK_DIVISOR = 1280
 Shape = tuple[int, ...]
 
 
@@ -41,7 +39,6 @@ class Parameter:
         split: the dimension that tensor-parallel ranks share; None: each has all of it.
         layer, expert: which, where it belongs to one.
         groups: of qkv, the groups of queries that share a key.
-        rows: of the embedding and the head, the rows with padding; None: no padding.
     """
 
     name: str
@@ -51,13 +48,11 @@ class Parameter:
     layer: int | None = None
     expert: int | None = None
     groups: int = 1
-    rows: int | None = None
 
     @property
     def shape(self) -> Shape:
-        """Return the shape in the whole model, padding included."""
-        first = sum(shape[0] for _, shape in self.sources) if self.rows is None else self.rows
-        return (first, *self.sources[0][1][1:])
+        """Return the shape in the whole model; tables of the vocabulary are not padded, as Megatron-Bridge builds them."""
+        return (sum(shape[0] for _, shape in self.sources), *self.sources[0][1][1:])
 
     def on_ranks(self, tensor: int) -> Shape:
         """Return the shape on each of so many tensor-parallel ranks."""
@@ -75,12 +70,11 @@ class Ranks:
     pipeline: int = 1
 
 
-def megatron_parameters(config: Mapping[str, Any], tensor: int = 1) -> tuple[Parameter, ...]:
+def megatron_parameters(config: Mapping[str, Any]) -> tuple[Parameter, ...]:
     """Return every parameter of the Megatron model of a config.json, in the order of its layers.
 
     Args:
         config: the content of config.json.
-        tensor: tensor-parallel ranks, by which the vocabulary's padding is divisible too.
 
     Raises:
         UserError: the family, or something in the config, has no counterpart.
@@ -93,30 +87,34 @@ def megatron_parameters(config: Mapping[str, Any], tensor: int = 1) -> tuple[Par
         raise UserError(
             "qwen3_moe with dense layers (mlp_only_layers, decoder_sparse_step) has no map to Megatron", "another model"
         )
-    return tuple(_Model(config, tensor).parameters())
+    biased = next((key for key in ("attention_bias", "mlp_bias") if config.get(key)), None)
+    if biased is not None and family != "qwen2":
+        raise UserError(
+            f"{family} with {biased} has no map to Megatron: Megatron-Bridge would leave the biases out", "another model"
+        )
+    return tuple(_Model(config).parameters())
 
 
 class _Model:
     """The sizes in a config.json, and the parameters that follow."""
 
-    def __init__(self, config: Mapping[str, Any], tensor: int) -> None:
+    def __init__(self, config: Mapping[str, Any]) -> None:
         self.config, self.family = config, config["model_type"]
         self.dim, self.layers, self.vocab = (int(config[k]) for k in ("hidden_size", "num_hidden_layers", "vocab_size"))
         self.heads = int(config["num_attention_heads"])
         self.groups = int(config.get("num_key_value_heads") or self.heads)
         self.head = int(config.get("head_dim") or self.dim // self.heads)
-        self.rows = padded_rows(self.vocab, self.family, tensor)
         self.tied = bool(config.get("tie_word_embeddings", False))
 
     def parameters(self) -> Iterator[Parameter]:
         table = (self.vocab, self.dim)
-        yield Parameter("embedding.word_embeddings.weight", (("model.embed_tokens.weight", table),), split=0, rows=self.rows)
+        yield Parameter("embedding.word_embeddings.weight", (("model.embed_tokens.weight", table),), split=0)
         for layer in range(self.layers):
             yield from self._latent(layer) if self.family == "deepseek_v3" else self._attention(layer)
             yield from self._experts(layer) if self._is_sparse(layer) else self._dense(layer)
         yield Parameter("decoder.final_layernorm.weight", (("model.norm.weight", (self.dim,)),))
         if not self.tied:
-            yield Parameter("output_layer.weight", (("lm_head.weight", table),), split=0, rows=self.rows)
+            yield Parameter("output_layer.weight", (("lm_head.weight", table),), split=0)
 
     def _is_sparse(self, layer: int) -> bool:
         if self.family == "deepseek_v3":
@@ -130,8 +128,7 @@ class _Model:
     def _attention(self, layer: int) -> Iterator[Parameter]:
         yield self._copy(layer, "self_attention.linear_qkv.layer_norm_weight", "input_layernorm.weight", (self.dim,))
         queries, keys = self.heads * self.head, self.groups * self.head
-        biased = bool(self.config.get("attention_bias", False)) or self.family == "qwen2"
-        for kind in ("weight", "bias") if biased else ("weight",):
+        for kind in ("weight", "bias") if self.family == "qwen2" else ("weight",):
             rest = (self.dim,) if kind == "weight" else ()
             sources = tuple(
                 (f"model.layers.{layer}.self_attn.{part}_proj.{kind}", (rows, *rest))
@@ -143,8 +140,6 @@ class _Model:
             for part in ("q", "k"):
                 yield self._copy(layer, f"self_attention.{part}_layernorm.weight", f"self_attn.{part}_norm.weight", (self.head,))
         yield self._copy(layer, "self_attention.linear_proj.weight", "self_attn.o_proj.weight", (self.dim, queries), split=1)
-        if biased and self.family == "llama":
-            yield self._copy(layer, "self_attention.linear_proj.bias", "self_attn.o_proj.bias", (self.dim,))
 
     def _latent(self, layer: int) -> Iterator[Parameter]:
         """Multi-head latent attention: down projections are on every tensor-parallel rank, up projections are shared out."""
@@ -205,14 +200,6 @@ def experts_of(config: Mapping[str, Any]) -> int:
     return next((int(config[name]) for name in names if config.get(name)), 0)
 
 
-def padded_rows(vocab: int, family: str, tensor: int) -> int:
-    """Return the rows of the embedding: the vocabulary, padded so that Megatron-Bridge's divisor times the ranks divides it."""
-    divisor = DEEPSEEK_DIVISOR if family == "deepseek_v3" else LARGEST_DIVISOR
-    while family != "deepseek_v3" and vocab % divisor:
-        divisor //= 2  # ends at 1
-    return -(-vocab // (divisor * tensor)) * divisor * tensor
-
-
 def megatron_problem(config: Mapping[str, Any], ranks: Ranks) -> str | None:
     """Return why so many ranks cannot share the model; None where they can."""
     heads = int(config["num_attention_heads"])
@@ -225,7 +212,7 @@ def megatron_problem(config: Mapping[str, Any], ranks: Ranks) -> str | None:
         return f"layout.expert: {experts or 'no'} experts cannot be shared out over {ranks.expert} ranks"
     if ranks.pipeline > int(config["num_hidden_layers"]):
         return f"layout.pipeline: {config['num_hidden_layers']} layers cannot be shared out over {ranks.pipeline} ranks"
-    for parameter in megatron_parameters(config, ranks.tensor):
+    for parameter in megatron_parameters(config):
         split = parameter.split
         if split is not None and parameter.expert is None:
             parts = parameter.shape[split] // (2 if parameter.how == "gated" else 1)
@@ -267,7 +254,7 @@ def rank_shapes(parameters: Sequence[Parameter], ranks: Ranks, stage: int) -> di
 
 
 def join(parameter: Parameter, sources: Sequence[Tensor]) -> Tensor:
-    """Return Megatron's whole tensor of Hugging Face's, padded rows zero."""
+    """Return Megatron's whole tensor of Hugging Face's."""
     import torch
 
     if parameter.how == "gated":
@@ -275,9 +262,7 @@ def join(parameter: Parameter, sources: Sequence[Tensor]) -> Tensor:
     if parameter.how == "qkv":
         by_group = [each.reshape(parameter.groups, -1, *each.shape[1:]) for each in sources]
         return torch.cat(by_group, dim=1).flatten(0, 1)
-    (whole,) = sources
-    missing = parameter.shape[0] - whole.shape[0] if whole.ndim else 0
-    return torch.cat([whole, whole.new_zeros(missing, *whole.shape[1:])]) if missing else whole
+    return sources[0]
 
 
 def separate(parameter: Parameter, whole: Tensor) -> list[Tensor]:
@@ -288,7 +273,7 @@ def separate(parameter: Parameter, whole: Tensor) -> list[Tensor]:
     if parameter.how == "qkv":
         by_group = whole.reshape(parameter.groups, -1, *whole.shape[1:]).split([n // parameter.groups for n in rows], dim=1)
         return [each.flatten(0, 1) for each in by_group]
-    return [whole[: rows[0]]]
+    return [whole]
 
 
 def rank_slice(parameter: Parameter, whole: Tensor, rank: int, tensor: int) -> Tensor:

@@ -69,7 +69,7 @@ def render_job(
         raise UserError(problem, "another size under `layout`, or null for the plan to search")
     if to.exists():
         raise UserError(f"--to {to} is there already", "name a folder that is not")
-    parameters = megatron_parameters(config, ranks.tensor)
+    parameters = megatron_parameters(config)
     stages = [rank_shapes(parameters, ranks, stage) for stage in range(ranks.pipeline)]
     from windtunnel.data import prepare
 
