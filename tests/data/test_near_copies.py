@@ -66,3 +66,15 @@ def test_a_copy_is_found_behind_any_number_of_texts_that_only_share_a_paragraph(
     finder.compare([changed(one, 2, drawn) for one in held])
     near = {i for i, (other, similarity) in finder.found.items() if other == 3000 + i and similarity >= SIMILAR}
     assert len(near) >= 19
+
+
+def test_a_copy_is_found_behind_many_texts_of_one_template() -> None:
+    """Written by one model, theses share most of their words: each is a candidate, and few of them are copies."""
+    drawn = random.Random(2)
+    template = " ".join(drawn.choices(WORDS, k=100))
+    held = [changed(template, 7, drawn) for _ in range(40)]
+    train = [changed(template, 7, drawn) for _ in range(400)] + [changed(text, 1, drawn) for text in held]
+    assert max(jaccard(held[0], other) for other in train[:400]) < SIMILAR
+    finder = NearCopies(held)
+    finder.compare(train)
+    assert len(finder.found) >= 38

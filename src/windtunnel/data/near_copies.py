@@ -9,7 +9,7 @@ memory; training texts pass by.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,10 @@ WINDOW, KEPT = 16, 4
 """Bytes of a window, and one in how many is used."""
 BANDS, ROWS = 12, 4
 MOST_COMPARED = 8
-"""Candidates compared word by word with one held-out text: boilerplate may make thousands of them."""
+"""Candidates compared word by word with one held-out text, and then those alone that agree with it in more values than any of
+them: boilerplate may make thousands."""
+MOST_MET = 50_000_000
+"""Candidates of all held-out texts together, those of each in equal parts; a band that is shared counts one."""
 LIKELY = BANDS * ROWS // 2
 """Values of two texts that agree, so that it is worth comparing their words."""
 MARK = np.dtype([("hashes", "u8"), ("keys", "u8", (BANDS,)), ("bytes", "u1", (BANDS * ROWS,))])
@@ -89,7 +92,9 @@ class NearCopies:
         self.found: dict[int, tuple[int, float]] = {}
         self._seen = 0
         self._compared = np.zeros(len(self.texts), dtype=np.int64)
-        self._open = np.ones(len(self.texts), dtype=bool)  # not found, and not compared too often
+        self._met, self._best = np.zeros_like(self._compared), np.zeros_like(self._compared)
+        self._most_met = max(64, MOST_MET // max(1, len(self.texts)))
+        self._open = np.ones(len(self.texts), dtype=bool)  # not found, and without too many candidates
         marks = marks or mark(self.texts)
         self._bytes = marks.bytes
         self._same = np.argsort(marks.hashes, kind="stable")
@@ -116,24 +121,29 @@ class NearCopies:
             seen: set[tuple[int, int]] = set()
             for hit, begin, end in zip(hits.tolist(), first[hits].tolist(), last.tolist(), strict=True):
                 number, owners = hit // BANDS, self._owners[begin:end]
-                likely = (self._bytes[owners] == marks.bytes[number]).sum(axis=1) >= LIKELY
-                self._look(number, others, owners[likely], seen)
+                owners = owners[self._open[owners]]
+                agree = (self._bytes[owners] == marks.bytes[number]).sum(axis=1)
+                likely = (agree >= LIKELY) & ((self._compared[owners] < MOST_COMPARED) | (agree > self._best[owners]))
+                self._look(number, others, zip(owners[likely].tolist(), agree[likely].tolist(), strict=True), seen)
+                self._met[owners] += 1
+                self._open[owners[self._met[owners] >= self._most_met]] = False
             if np.count_nonzero(self._open) < before:
                 left = self._open[self._owners]
                 self._keys, self._owners = self._keys[left], self._owners[left]
         self._seen += len(others)
 
-    def _look(self, number: int, others: Sequence[str], owners: Array, seen: set[tuple[int, int]]) -> None:
-        """Compare one text with held-out ones of the same band."""
-        for owner in owners[self._open[owners]].tolist():
+    def _look(self, number: int, others: Sequence[str], owners: Iterable[tuple[int, int]], seen: set[tuple[int, int]]) -> None:
+        """Compare one text with held-out ones of the same band, each with the number of values that agree."""
+        for owner, agree in owners:
             if (number, owner) in seen:
                 continue
             seen.add((number, owner))
             self._compared[owner] += 1
+            self._best[owner] = max(self._best[owner], agree)
             similarity = jaccard(self.texts[owner], others[number])
             if similarity >= SIMILAR:
                 self.found[owner] = self._seen + number, similarity
-            self._open[owner] = similarity < SIMILAR and self._compared[owner] < MOST_COMPARED
+            self._open[owner] = similarity < SIMILAR
 
     def _find_same(self, hashes: Array) -> None:
         """Find the texts that are the same but for letter case and blanks, however many there are."""
