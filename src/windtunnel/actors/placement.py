@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from .connect import NODES, Joined
 READY_SECONDS = 300.0
 TELL_SECONDS = 10.0
 LOOK_SECONDS = 0.5
+REACH_SECONDS = 0.5
 SETTLE_SECONDS = 5.0
 """A cluster that is too small is refused when no node has joined for so long, where nobody said how many it will have."""
 
@@ -74,17 +76,33 @@ class Placed:
 
 
 def nodes_of() -> list[Node]:
-    """Return the nodes that are alive."""
+    """Return the nodes that are alive; one whose raylet was killed is none, though Ray takes many seconds to notice."""
+    return [node for node, port in _known() if not _refuses(node.address, port)]
+
+
+def _known() -> list[tuple[Node, int]]:
+    """Return the nodes that Ray takes for alive, and the ports of their raylets."""
     import ray
 
     return [
-        Node(
+        (Node(
             one["NodeID"], one["NodeName"] if one.get("NodeName") else one["NodeManagerAddress"], one["NodeManagerAddress"],
             one["Resources"].get("CPU", 0.0), one["Resources"].get("GPU", 0.0),
-        )
+        ), int(one["NodeManagerPort"]))
         for one in ray.nodes()
         if one["Alive"]
     ]  # fmt: skip
+
+
+def _refuses(address: str, port: int) -> bool:
+    """Return whether nothing listens there any more. A node that says nothing at all may only be busy: Ray decides on that."""
+    try:
+        socket.create_connection((address, port), timeout=REACH_SECONDS).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def wait_for_nodes(expected: int, say: Callable[[str], None], seconds: float = READY_SECONDS) -> list[Node]:
@@ -138,7 +156,7 @@ def place(name: str, wanted: Wanted, say: Callable[[str], None], seconds: float 
         if gone - told >= TELL_SECONDS:
             told = gone
             say(f"waiting for {wanted.text}: {_why(nodes, missing, expected)}; {gone:.0f} of {seconds:.0f} s")
-    table, nodes = placement_group_table(group), nodes_of()
+    table, nodes = placement_group_table(group), [node for node, _ in _known()]
     by_id = {node.id: node for node in nodes}
     places = tuple(by_id[node] for _, node in sorted((int(i), n) for i, n in table["bundles_to_node_id"].items()))
     left = sum(node.gpus for node in nodes) - wanted.learners - wanted.engines * wanted.tensor if wanted.tensor else 0.0
