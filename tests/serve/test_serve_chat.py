@@ -164,6 +164,13 @@ def test_a_template_may_have_roles_of_its_own(tmp_path: Path) -> None:
         text.chat([{"role": "poet", "content": "one"}])
 
 
+def test_answers_end_where_the_tokenizer_or_the_model_s_files_say(tmp_path: Path) -> None:
+    """A base model's config.json may name another token than the one that its tokenizer ends answers with, as vLLM knows."""
+    source = load_source(tiny_llama(tmp_path / "fine-tuned", eos_token_id=0))
+    assert source.generator.text.ends == {0, 2}
+    source.generator.close()
+
+
 def test_an_endless_template_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time_limit, "TEMPLATE_SECONDS", 0.2)
     text = FolderText(folder)

@@ -194,7 +194,7 @@ class FolderText:
 
     Args:
         folder: holds tokenizer.json and its configuration, and the chat template if there is one.
-        ends: tokens that end a text; None: the tokenizer's own.
+        ends: tokens that end a text beside the tokenizer's own, as the model's files name them.
     """
 
     def __init__(self, folder: Path, ends: Iterable[int] | None = None) -> None:
@@ -206,7 +206,7 @@ class FolderText:
             words = f"{folder}: the tokenizer cannot be read: {str(error).splitlines()[0]}"
             raise UserError(words, "the folder needs the tokenizer.json that came with the model") from None
         own = [] if self.inner.eos_token_id is None else [self.inner.eos_token_id]
-        self.ends = frozenset(own if ends is None else ends)
+        self.ends = frozenset([*own, *(ends or ())])
         self.vocab = len(self.inner)
 
     def encode(self, text: str) -> list[int]:
