@@ -178,6 +178,19 @@ def test_a_path_below_a_folder_that_may_not_be_entered_is_named(tmp_path: Path) 
     assert "Traceback" not in done.stderr
 
 
+def test_a_package_that_is_missing_is_named_without_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "without" / "safetensors").mkdir(parents=True)
+    refusal = "raise ModuleNotFoundError(\"No module named 'safetensors'\", name='safetensors')"
+    (tmp_path / "without" / "safetensors" / "__init__.py").write_text(refusal)
+    paths = os.pathsep.join(filter(None, (str(tmp_path / "without"), os.environ.get("PYTHONPATH"))))
+    (tmp_path / "model").mkdir()
+    result = windtunnel("convert", "model", "converted", cwd=tmp_path, env={"PYTHONPATH": paths})
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+    assert "error: the Python package safetensors is not installed" in result.stderr
+    assert "-m pip install windtunnel" in result.stderr.replace("\n", " ")
+
+
 def test_runs_of_an_empty_folder(tmp_path: Path) -> None:
     pytest.importorskip("windtunnel.run", exc_type=ImportError)
     done = windtunnel("runs", cwd=tmp_path)

@@ -57,6 +57,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         told = True
         _tell_full(error)
         sys.exit(1)
+    except ModuleNotFoundError as error:
+        if (error.name or "windtunnel").partition(".")[0] == "windtunnel":
+            raise
+        from .output import print_error
+
+        print_error(_missing(error), as_json="--json" in (sys.argv[1:] if arguments is None else arguments))
+        sys.exit(2)
     except KeyboardInterrupt as interrupt:
         # With the name of a signal: SIGTERM or SIGUSR1 came before there was anything to save.
         sys.exit(STOPPED if str(interrupt) not in ("", "SIGINT") else INTERRUPTED)
@@ -64,6 +71,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         (gc.enable if collecting else gc.disable)()
         if code := _unwritten(output, told):
             sys.exit(code)
+
+
+def _missing(error: ModuleNotFoundError) -> UserError:
+    """Return what to say of a package that is not there."""
+    import traceback
+
+    who = traceback.extract_tb(error.__traceback__)[-1]
+    name = (error.name or "").partition(".")[0]
+    return UserError(
+        f"the Python package {name} is not installed: {who.filename}:{who.lineno} imports it",
+        f"install all that windtunnel needs into the Python that runs it: {sys.executable} -m pip install windtunnel",
+    )
 
 
 def _forgiving_streams() -> None:
