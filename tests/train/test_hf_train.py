@@ -79,6 +79,8 @@ def test_a_stopped_run_resumes_as_if_it_had_never_stopped(new_run: NewRun, sets:
     with MetricsReader(RunFolder.open(whole).metrics_path) as reader:
         assert [point.step for point in reader.series("validation_loss")] == [5, 10, 12]
         assert reader.latest()["validation_bits_per_byte"].value > 0
+        epochs = [point.value for point in reader.series("epoch")]
+    assert epochs == pytest.approx([(step + 1) * epochs[0] for step in range(12)]), "of that step, whatever was taken ahead"
 
 
 @pytest.mark.parametrize(("where", "saved"), [("forward", 7), ("backward", 7), ("optimizer", 5)])

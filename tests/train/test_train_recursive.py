@@ -58,7 +58,7 @@ def new_run(tmp_path: Path) -> NewRun:
 
 def logged(folder: Path) -> dict[int, dict[str, float]]:
     """All metrics by step that do not depend on when they were looked at; validations only where the schedule has them."""
-    timed = ("seconds", "tokens_per_second", "mfu", "data_wait_share", "utilisation", "dollars", "epoch")
+    timed = ("seconds", "tokens_per_second", "mfu", "data_wait_share", "utilisation", "dollars")
     found: dict[int, dict[str, float]] = {}
     with MetricsReader(RunFolder.open(folder).metrics_path) as reader:
         for name in reader.names():

@@ -85,6 +85,7 @@ class Loop:
         # The last step, whose results nobody has waited for yet; and the same where nothing but steps came after it, so that
         # the next one can be timed from its end.
         self._pending: Pending | None = None
+        self.epochs: dict[int, float] = {}
         self._since: Pending | None = None
         self._observed = step
         for callback in self._callbacks or [checkpoints]:
@@ -186,6 +187,9 @@ class Loop:
         self._pending = self._since = taken
         self._began_at = None
         self.step += 1
+        # By now the next step's data may have been taken too, or not, when a step's results are told.
+        before = {step: epochs for step, epochs in self.epochs.items() if step == self.step - 1}
+        self.epochs = before | {self.step: self.engine.feed.batches.epochs}
         if self._after_step is not None:
             self._after_step(self.step, self.engine)
         # The step before this one: its results are there, or nearly, while this one computes.

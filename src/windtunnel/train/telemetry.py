@@ -139,7 +139,7 @@ class Telemetry(Callback):
             "tokens_per_second": speed,
             "data_wait_share": min(1.0, waited / seconds),
             "learning_rate": learning_rate_scale(engine.schedule, step - 1, self.loop.progress(step - 1)),
-            "epoch": batches.epochs,
+            "epoch": self.loop.epochs.get(step, batches.epochs),
         }
         mfu = speed * self._flops_per_token / self._peak_flops if self._peak_flops else None
         if mfu is not None and mfu <= 1.0:  # more is of a peak that is not this machine's, or of a model whose FLOPs say nothing
