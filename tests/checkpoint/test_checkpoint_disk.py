@@ -7,7 +7,6 @@ import os
 import resource
 import shutil
 import subprocess
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import pytest
 import torch
 from checkpoint_saves import flip, parts_of, save
 
-from windtunnel.checkpoint import CheckpointStore, DiskFull, Facts, Saver, make_room
+from windtunnel.checkpoint import CheckpointStore, DiskFull, Facts, Saver, background, make_room
 
 
 def test_no_room_is_said_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,13 +141,19 @@ def test_a_disk_without_one_free_byte_has_room_for_the_last_weights(disk: Path) 
     assert [c.step for c in store.all() if store.is_good(c)] == [1, 2]
 
 
-def test_where_no_thread_can_be_started_training_waits_for_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
+@pytest.mark.parametrize("how", ["refused", "dies"])
+def test_where_no_thread_begins_training_waits_for_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """Where memory has run out the system refuses a thread, or gives one that dies before its first line."""
+
+    def start(*_: object) -> int:
+        if how == "refused":
+            raise RuntimeError("can't start new thread")
+        return 0
 
     store, told = CheckpointStore(tmp_path), list[str]()
     with monkeypatch.context() as short:
-        short.setattr(threading.Thread, "start", refuse)
+        short.setattr(background, "BEGIN_SECONDS", 0.05)
+        short.setattr(background._thread, "start_new_thread", start)
         for step in (1, 2):
             save(store, step, on_event=lambda *event: told.append(event[0]))
     assert [c.step for c in store.all() if store.is_good(c)] == [1, 2]

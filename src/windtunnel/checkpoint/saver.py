@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
 import time
 import uuid
 from collections import deque
@@ -25,6 +24,7 @@ from torch import Tensor
 
 from windtunnel.recipe import Checkpoints, UserError
 
+from .background import Background
 from .folder import MODEL, CheckpointStore, checksum
 from .moved import retry_once_back
 from .one_save import OVERHEAD_BYTES, DiskFull, Facts, Group, Job, Publication, SpoiledWeights, plan_part
@@ -74,7 +74,7 @@ class Saver:
         self._config, self._policy = dict(config or {}), policy
         self._on_event, self._before_commit, self._part_timeout = on_event, before_commit, part_timeout
         self._attempt = 0
-        self._thread: threading.Thread | None = None
+        self._writing: Background | None = None
         self._outcomes: deque[Saved | Exception] = deque()
         try:
             store.folder.mkdir(parents=True, exist_ok=True)
@@ -181,7 +181,7 @@ class Saver:
     @property
     def busy(self) -> bool:
         """Whether a save is under way."""
-        return self._thread is not None and self._thread.is_alive()
+        return self._writing is not None and self._writing.is_alive()
 
     def save(self, facts: Facts, parts: Sequence[str] | None = None) -> None:
         """Begin to save and return: at once on a GPU, after copying on a CPU (and after any save still under way).
@@ -203,14 +203,14 @@ class Saver:
         if publication.staging.done and not publication.staging.finite and self._group.world == 1:
             self._outcomes.append(SpoiledWeights(facts.step))  # known at once on a CPU: no step is lost on it
             return
-        thread = threading.Thread(target=self._run, args=(publication, job), name=f"checkpoint-{facts.step}", daemon=True)
+        writing = Background(lambda: self._run(publication, job))
         try:
-            thread.start()
-        except RuntimeError as error:  # memory, or the processes that a user may have, are used up: better a pause than no save
+            writing.start()
+        except MemoryError as error:  # or the processes that a user may have are used up: better a pause than no save
             self._event("saved_in_place", facts.step, f"{error}: training waits while the checkpoint is written", "warn")
             self._run(publication, job)
         else:
-            self._thread = thread
+            self._writing = writing
 
     def before_update(self) -> None:
         """Let the next update on the GPU wait for the copy; the host goes on."""
@@ -237,8 +237,8 @@ class Saver:
 
     def wait_idle(self, timeout: float | None = None) -> None:
         """Wait for the save under way."""
-        if self._thread is not None:
-            self._thread.join(timeout)
+        if self._writing is not None:
+            self._writing.join(timeout)
 
     # In the background
 

@@ -87,8 +87,11 @@ def hf_shape(config: str, base: Path | None = None) -> HFShape:
 
 def cut_off(config: str) -> Path | None:
     """Return the folder of a fetch that was cut off; None where there is none."""
-    partial = model_folder(config).parent / f".partial-{model_folder(config).name}"
-    return partial if _exists(partial) and any(partial.iterdir()) else None  # of one that found no hub it is empty
+    try:
+        partial = model_folder(config).parent / f".partial-{model_folder(config).name}"
+        return partial if partial.is_dir() and any(partial.iterdir()) else None  # of one that found no hub it is empty
+    except (OSError, ValueError, RuntimeError):  # no name of a folder at all, or one that may not be entered
+        return None
 
 
 def _exists(path: Path) -> bool:
