@@ -284,6 +284,7 @@ def test_utilisation_beyond_what_a_machine_can_do_is_not_shown(peak: float | Non
     layout = Layout(1, 1, 1, 100, "fp32", False, "cpu")
     feed = SimpleNamespace(batches=SimpleNamespace(wait_seconds=0.0, epochs=0.0))
     around: Any = SimpleNamespace(
+        epochs={},
         engine=SimpleNamespace(layout=layout, schedule=Schedule(), feed=feed), progress=lambda step: 0.0,
         journal=telemetry.Journal(),
     )  # fmt: skip
