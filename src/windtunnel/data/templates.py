@@ -190,8 +190,10 @@ class ChatTemplate:
             found = [self._marked_turn(conversation, i, text, spans[i]) for i in wanted]
         else:
             found = [self._turn(conversation, i, text) for i in wanted]
-        self._require_said(conversation, [*asked, *wanted], [*[text] * len(asked), *(text[a:b] for a, b in found)])
-        return text, [span for span in found if span[0] < span[1]]
+        learned_spans = [(i, span) for i, span in zip(wanted, found, strict=True) if span[0] < span[1]]
+        texts = [*[text] * len(asked), *(text[a:b] for _, (a, b) in learned_spans)]
+        self._require_said(conversation, [*asked, *(i for i, _ in learned_spans)], texts)
+        return text, [span for _, span in learned_spans]
 
     def _require_calls(self, conversation: Conversation) -> None:
         """Refuse calls of tools that the template leaves out: the turn would be learned without them. Raises UserError."""
