@@ -316,7 +316,7 @@ def test_stages_that_will_not_run_are_not_asked_about(job: StagesJob, tmp_path: 
 def test_judges_of_a_later_stage_are_tried_before_the_first_begins(job: StagesJob, tmp_path: Path) -> None:
     judge = tmp_path / "judge.py"
     sets = (
-        "model={kind: huggingface, config: qwen3-0.6b, sequence: 64}", "stages.first=null", "stages.second=null",
+        "model={kind: huggingface, config: smollm2-135m, sequence: 64}", "stages.first=null", "stages.second=null",
         "stages.sft={batch_tokens: 512, budget: {steps: 2}}",
         f"stages.rl={{prompts: 2, samples: 2, prompt_tokens: 8, answer_tokens: 8, reward: '{judge}:score', budget: {{steps: 2}}, "
         "set: {data.corpus: {kind: prompts, arithmetic: {}}}}",
