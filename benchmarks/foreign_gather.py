@@ -31,13 +31,15 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import foreign_table
 from foreign_flatten import NotFlat, Replaced, flattened
 from foreign_table import Row, names_of, rows, task_of
+
+from windtunnel.verify.kernel.task import Task, task_from_source
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,15 @@ class Foreign:
     right: bool | None
     commit: str
     dtype: str = "float32"
+
+    def judged_task(self) -> Task:
+        """Return the task in the dtype that the answer was written for; a file that states another of its own keeps that.
+
+        Raises:
+            UserError: the task's file cannot be used.
+        """
+        task = task_from_source(self.task, name=self.name)
+        return task if self.dtype == Foreign.dtype else replace(task, dtypes=(self.dtype,))
 
     @property
     def sha256(self) -> str:

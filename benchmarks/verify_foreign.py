@@ -21,7 +21,6 @@ import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from windtunnel.recipe import UserError
 from windtunnel.verify import KernelVerifier, ReferenceBroken, Sandboxes, compiler_sandbox, kernel_sandbox
 from windtunnel.verify.kernel.plan import Operation
 from windtunnel.verify.kernel.record import file_forms, read_recorded, record_job
-from windtunnel.verify.kernel.task import Task, task_from_source
+from windtunnel.verify.kernel.task import Task
 from windtunnel.verify.kernel.tiny import POLICY
 
 GOLDEN = 0.6180339887498949  # steps of this share of a circle come to lie far apart, however many there are
@@ -100,7 +99,7 @@ def row(given: Foreign, box: Any, compiler: Any, *, record_only: bool) -> dict[s
     made |= {"right_elsewhere": given.right, "judged_on": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"}
     answer = given.answer
     try:
-        task = replace(task_from_source(given.task, name=given.name), dtypes=(given.dtype,))
+        task = given.judged_task()
         began = time.monotonic()
         made |= recorded(task, answer, box)
         made["record_seconds"] = round(time.monotonic() - began, 2)

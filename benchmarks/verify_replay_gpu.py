@@ -29,7 +29,6 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -55,7 +54,6 @@ from windtunnel.verify import (
     kernel_sandbox,
     reference_sandbox,
 )
-from windtunnel.verify.kernel.task import task_from_source
 
 HERE = Path(__file__).parent
 SUITES = HERE.parent / "tests" / "verify"
@@ -337,7 +335,7 @@ def _prepared(machine: Machine, answers: list[Foreign], options: argparse.Namesp
 
     def one(answer: Foreign) -> KernelVerifier | UserError:
         try:
-            task = replace(task_from_source(answer.task, name=answer.name), dtypes=(answer.dtype,))
+            task = answer.judged_task()
             verifier = machine.verifier(task, clock=timed)
             with contextlib.suppress(ReferenceBroken):  # of this moment; its verdicts say so if it lasts
                 verifier.prepare()
