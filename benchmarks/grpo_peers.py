@@ -94,12 +94,7 @@ def main() -> None:
 
 def compare(loss: str, given: dict[str, Any], folder: Path) -> dict[str, float]:
     """Return both losses, and how far losses and gradients are apart, relative to their sizes."""
-    options = {key: value for key, value in given.items() if key != "mask"}
-    stage = GRPO(name="rl", loss=loss, answer_tokens=MOST, temperature=TEMPERATURE, **({"mismatch": "ignore"} | options))
-    job = learner()
-    samples = answers(masked=bool(given.get("mask")))
-    old, reference, sampler = others(job, samples, stage)
-    samples = [replace(sample, log_probabilities=drawn) for sample, drawn in zip(samples, sampler, strict=True)]
+    job, samples, stage, old, reference = asked(loss, given)
     mine, gradients = ours(job, samples, stage, old, reference)
     theirs, expected = peers(job, samples, stage, old, reference, folder)
     apart = max(
@@ -111,6 +106,17 @@ def compare(loss: str, given: dict[str, Any], folder: Path) -> dict[str, float]:
         "loss_difference": abs(mine - theirs) / max(abs(theirs), 1e-3),
         "gradient_difference": apart,
     }
+
+
+def asked(loss: str, given: dict[str, Any]) -> tuple[HFJob, list[Sample], GRPO, list[Any], list[Any]]:
+    """Return what a case is of: a policy, answers, the stage, and log-probabilities of the old and the reference policy."""
+    options = {key: value for key, value in given.items() if key != "mask"}
+    stage = GRPO(name="rl", loss=loss, answer_tokens=MOST, temperature=TEMPERATURE, **({"mismatch": "ignore"} | options))
+    job = learner()
+    samples = answers(masked=bool(given.get("mask")))
+    old, reference, sampler = others(job, samples, stage)
+    samples = [replace(sample, log_probabilities=drawn) for sample, drawn in zip(samples, sampler, strict=True)]
+    return job, samples, stage, old, reference
 
 
 def learner() -> HFJob:
@@ -311,12 +317,7 @@ def differs(stage: GRPO, *, masked: bool) -> str:
 
 def compare_formulas(verl: Any, loss: str, given: dict[str, Any]) -> dict[str, Any]:
     """Return both losses and how far they and their derivatives are apart; `differs`: verl has another formula there."""
-    options = {key: value for key, value in given.items() if key != "mask"}
-    stage = GRPO(name="rl", loss=loss, answer_tokens=MOST, temperature=TEMPERATURE, **({"mismatch": "ignore"} | options))
-    job = learner()
-    samples = answers(masked=bool(given.get("mask")))
-    old, reference, sampler = others(job, samples, stage)
-    samples = [replace(sample, log_probabilities=drawn) for sample, drawn in zip(samples, sampler, strict=True)]
+    job, samples, stage, old, reference = asked(loss, given)
     shape = (len(samples), MOST)
     mine, slopes, now = torch.zeros(()), torch.zeros(shape), torch.zeros(shape)
     batches = filled(job, packed(samples, stage), stage, old, reference)
