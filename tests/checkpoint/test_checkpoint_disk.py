@@ -14,7 +14,8 @@ import pytest
 import torch
 from checkpoint_saves import flip, parts_of, save
 
-from windtunnel.checkpoint import CheckpointStore, DiskFull, Facts, Saver, background, make_room
+from windtunnel.checkpoint import CheckpointStore, DiskFull, Facts, Saver, make_room
+from windtunnel.checkpoint import saver as saving
 
 
 def test_no_room_is_said_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,8 +153,8 @@ def test_where_no_thread_begins_training_waits_for_the_save(tmp_path: Path, monk
 
     store, told = CheckpointStore(tmp_path), list[str]()
     with monkeypatch.context() as short:
-        short.setattr(background, "BEGIN_SECONDS", 0.05)
-        short.setattr(background._thread, "start_new_thread", start)
+        short.setattr(saving, "BEGIN_SECONDS", 0.05)
+        short.setattr(saving._thread, "start_new_thread", start)
         for step in (1, 2):
             save(store, step, on_event=lambda *event: told.append(event[0]))
     assert [c.step for c in store.all() if store.is_good(c)] == [1, 2]

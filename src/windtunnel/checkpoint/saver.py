@@ -10,8 +10,10 @@ until after it.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import json
+import threading
 import time
 import uuid
 from collections import deque
@@ -24,7 +26,6 @@ from torch import Tensor
 
 from windtunnel.recipe import Checkpoints, UserError
 
-from .background import Background
 from .folder import MODEL, CheckpointStore, checksum
 from .moved import retry_once_back
 from .one_save import OVERHEAD_BYTES, DiskFull, Facts, Group, Job, Publication, SpoiledWeights, plan_part
@@ -33,6 +34,8 @@ from .slices import Slice, Value
 from .staging import Staging
 
 MARGIN = 1.05
+BEGIN_SECONDS = 10.0
+"""After which a thread that has not begun is taken for dead."""
 
 
 @dataclass(frozen=True)
@@ -298,3 +301,47 @@ def local_of(value: Value) -> Tensor:
     """Return what this rank holds of a value."""
     local: Tensor = value.local if isinstance(value, Slice) else value
     return local
+
+
+class Background:
+    """Runs a function once in a thread of its own, for which the process does not wait when it ends.
+
+    `threading.Thread.start` waits without end for a thread that has died of too little memory before its first line.
+
+    Args:
+        function: must raise nothing.
+    """
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        self._function = function
+        self._begun, self._ended, self._lock, self._given_up = threading.Event(), threading.Event(), threading.Lock(), False
+
+    def start(self) -> None:
+        """Begin. Raises MemoryError: the system gives no thread, or the thread does not begin."""
+        try:
+            _thread.start_new_thread(self._work, ())
+        except RuntimeError as error:
+            raise MemoryError(str(error)) from None
+        if not self._begun.wait(BEGIN_SECONDS):
+            with self._lock:
+                self._given_up = not self._begun.is_set()
+            if self._given_up:
+                raise MemoryError("a thread was started and did not begin")
+
+    def is_alive(self) -> bool:
+        """Return whether the function is still at work."""
+        return not self._ended.is_set()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until the function has returned, at most `timeout` seconds."""
+        self._ended.wait(timeout)
+
+    def _work(self) -> None:
+        with self._lock:
+            if self._given_up:
+                return
+            self._begun.set()
+        try:
+            self._function()
+        finally:
+            self._ended.set()
