@@ -34,7 +34,7 @@ class Layout:
     pipeline: int = 1
     recompute: str = "none"  # or 'step' (a supervision step of a recursive GPT), or 'block'
     recorded: bool = False  # passes are CUDA graphs
-    # A GPT's blocks are fused kernels already: `compile` is of the optimizer's updates alone. Follows from the device.
+    # A GPT's blocks are fused kernels: `compile` says whether the optimizer's updates are too. Follows from the device.
     fused: bool = field(default=False, compare=False)
     offload: str = "none"  # or 'optimizer'
     engine: str = OWN_ENGINE

@@ -140,7 +140,7 @@ class Pretrain(TrainingStage):
         True,
         description="the same losses bit for bit on the same GPUs; false: faster attention where FlashAttention-4 is missing",
     )
-    compile: bool | Literal["auto"] = Field("auto", description="torch.compile; auto: on GPUs")
+    compile: bool | Literal["auto"] = Field("auto", description="on CPUs torch.compile, on GPUs fused updates; auto: on GPUs")
     graphs: bool | Literal["auto"] = Field(
         "auto",
         description="record passes as CUDA graphs, so that the GPU never waits for the host to launch them; auto: those of "

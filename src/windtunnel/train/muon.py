@@ -1,4 +1,4 @@
-"""Updates of Muon and AdamW as functions on stacked or flat tensors, compiled into single graphs on GPUs.
+"""Updates of Muon and AdamW as functions on stacked or flat tensors; on GPUs `triton_updates` has them as a few kernels.
 
 Muon (Jordan 2024) replaces a matrix's momentum by its nearest orthogonal matrix, here by the Polar
 Express iteration (arXiv:2505.16932), then evens out row norms (NorMuon, arXiv:2510.05491) and applies
@@ -6,6 +6,8 @@ weight decay only where it agrees with the update (cautious, arXiv:2411.16085).
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -25,26 +27,21 @@ def orthogonalise(x_KRC: Tensor) -> Tensor:
     # The Frobenius norm bounds the largest singular value: none is above 1, where the iteration would diverge, and 1.01
     # leaves room for the rounding of bf16.
     x = x_KRC / (x_KRC.norm(dim=(-2, -1), keepdim=True) * 1.01 + 1e-6)
-    tall = x.size(-2) > x.size(-1)
     # The first call of a custom operator imports torch.compile's machinery, which takes seconds: only where it is needed.
     custom = x.is_cuda or torch.compiler.is_compiling()
-    gram, polynomial = (_gram_op, _polynomial_op) if custom else (_gram, _polynomial)
-    for a, b, c in POLAR_EXPRESS:
-        poly = polynomial(gram(x, tall), a, b, c)
-        x = x @ poly if tall else poly @ x
-    return x
+    return iterate(x, _gram_op, _polynomial_op) if custom else iterate(x)
 
 
-def _gram(x: Tensor, tall: bool) -> Tensor:
+def gram(x: Tensor, tall: bool) -> Tensor:
     """Return x x^T, or x^T x if tall: symmetric."""
     if x.is_cuda and x.dtype == torch.bfloat16:
-        from .triton_symmetric import gram
+        from .triton_symmetric import gram as symmetric
 
-        return gram(x, tall)
+        return symmetric(x, tall)
     return x.mT @ x if tall else x @ x.mT
 
 
-_gram_op = torch.library.custom_op("windtunnel::gram", _gram, mutates_args=())
+_gram_op = torch.library.custom_op("windtunnel::gram", gram, mutates_args=())
 
 
 @_gram_op.register_fake
@@ -53,23 +50,32 @@ def _(x: Tensor, tall: bool) -> Tensor:
     return x.new_empty(x.size(0), side, side)
 
 
-def _polynomial(gram: Tensor, a: float, b: float, c: float) -> Tensor:
+def polynomial(gram: Tensor, a: float, b: float, c: float) -> Tensor:
     """Return a I + b G + c G G of symmetric G: with the identity inside, one product replaces a sum of two terms."""
     if gram.is_cuda and gram.dtype == torch.bfloat16:
-        from .triton_symmetric import polynomial
+        from .triton_symmetric import polynomial as symmetric
 
-        return polynomial(gram, a, b, c)
+        return symmetric(gram, a, b, c)
     poly = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
     poly.diagonal(dim1=-2, dim2=-1).add_(a)
     return poly
 
 
-_polynomial_op = torch.library.custom_op("windtunnel::polynomial", _polynomial, mutates_args=())
+_polynomial_op = torch.library.custom_op("windtunnel::polynomial", polynomial, mutates_args=())
 
 
 @_polynomial_op.register_fake
 def _(gram: Tensor, a: float, b: float, c: float) -> Tensor:
     return torch.empty_like(gram)
+
+
+def iterate(x: Tensor, gram: Callable[..., Tensor] = gram, polynomial: Callable[..., Tensor] = polynomial) -> Tensor:
+    """Return what matrices (K, R, C) whose singular values are at most 1 become by the iteration."""
+    tall = x.size(-2) > x.size(-1)
+    for a, b, c in POLAR_EXPRESS:
+        poly = polynomial(gram(x, tall), a, b, c)
+        x = x @ poly if tall else poly @ x
+    return x
 
 
 def muon_update(

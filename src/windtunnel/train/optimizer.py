@@ -13,7 +13,7 @@ from torch import Tensor
 from windtunnel.checkpoint import Slice
 from windtunnel.model import GPT, HyperParameters
 
-from .groups import AdamW, Group, MatrixGroup, Named, Scalars, VectorGroup
+from .groups import AdamW, Group, MatrixGroup, Named, Scalars, Update, VectorGroup
 from .muon import adamw_update, muon_update
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class MuonAdamW:
     Args:
         model: on its final device, weights the same on every rank.
         rates: peak learning rates (`windtunnel.model.derive`).
-        compiled: compile the updates.
+        compiled: compile the updates; on a GPU, take kernels that make them.
         clip: gradients are scaled down to this norm over all parameters and ranks; None: never.
         ema: decay of a running average of the weights, taken after every update; None: none is kept. After t
             updates the decay is at most (1 + t) / (10 + t), so that a short run's average is not its beginning.
@@ -46,8 +46,7 @@ class MuonAdamW:
         device = model.head.weight.device
         assert ema is None or not sharded
         self._device = device
-        wrap = (lambda f: torch.compile(f, dynamic=False, fullgraph=True)) if compiled else (lambda f: f)
-        muon, adamw = wrap(muon_update), wrap(adamw_update)
+        muon, adamw = _updates(device, compiled)
         self._model, self._clip, self._ema = model, clip, ema
         self.rank, self.world = rank, world
         self.groups: list[Group] = []
@@ -192,6 +191,19 @@ class MuonAdamW:
         for group in self.groups:
             if group.counts:
                 group.steps = value
+
+
+def _updates(device: torch.device, compiled: bool) -> tuple[Update, Update]:
+    """Return Muon's and AdamW's updates."""
+    if not compiled:
+        return muon_update, adamw_update
+    if device.type == "cuda":
+        # torch.compile would make kernels as fast as these, but every start would import it and trace each size of parameters.
+        from . import triton_updates
+
+        return triton_updates.muon_update, triton_updates.adamw_update
+    muon, adamw = (torch.compile(update, dynamic=False, fullgraph=True) for update in (muon_update, adamw_update))
+    return muon, adamw
 
 
 def _vectors(model: GPT, rates: HyperParameters) -> Iterator[tuple[Named, float, tuple[float, float], float]]:
