@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from functools import partial
 from pathlib import Path
 
@@ -77,6 +78,12 @@ def test_every_puzzle_has_the_solution_and_grade_it_is_said_to_have(box: int, gr
     assert ((made.splits > 0) == (grade == 2)).all()
     for puzzle in made.inputs[:12].tolist():
         assert slow_count(puzzle) == 1
+
+
+@pytest.mark.parametrize(("grade", "content"), [(0, 2606898093), (1, 2124591115), (2, 4030474609)])
+def test_a_seed_makes_the_puzzles_that_it_always_made(grade: int, content: int) -> None:
+    batch = make_batch(3, grade, seed=1337, number=5, size=64)
+    assert zlib.crc32(b"".join(part.tobytes() for part in (batch.inputs, batch.solutions, batch.splits))) == content
 
 
 def test_hard_puzzles_are_minimal() -> None:
