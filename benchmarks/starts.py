@@ -5,8 +5,9 @@
 
 Each start is the command itself, in a process of its own; it is killed once its second step is done. Seconds are of the wall
 and begin with the command: `folder` is when the run's folder was there (data ready, plan made), `first` when the first step
-was done, `second` the one after it, which is as long as a step. `processor` are seconds of all processes that live by then. What
-a start found compiled is told by `kept`: files of compiled code before and after it.
+was done, `second` the one after it, which is as long as a step. `processor` are seconds of all processes that live by then.
+`told` is when which line was printed, so that one sees where the time goes. What a start found compiled is told by `kept`:
+files of compiled code before and after it.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ RECIPES: dict[str, tuple[str, ...]] = {"charlm": ("model.depth=12",), "trm-sudok
 STARTS = ("first", "second")
 SERIES = "step_seconds"
 LOOK = 0.02
+MOST_TOLD = 40
 
 
 def main() -> None:
@@ -81,10 +83,13 @@ def start(folder: Path, recipe: str, sets: list[str], ends: float) -> dict[str, 
     command += [word for text in (*sets, "checkpoints.every=1000 hours") for word in ("--set", text)]
     before, began, clock = kept(folder), time.time(), time.monotonic()
     times: dict[str, Any] = {}
+    told: list[tuple[float, str]] = []
     with open(root / "output", "w+b") as output:
         process = psutil.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
         try:
             for name in looked_for(root):
+                lines = (root / "output").read_text(encoding="utf-8", errors="replace").splitlines()[len(told) :]
+                told += [(round(time.time() - began, 2), line[:72]) for line in lines]
                 if name is not None:
                     times[name[0]] = round(name[1] - began, 3)
                     times["processor"] = round(processor_seconds(process), 2)
@@ -96,7 +101,8 @@ def start(folder: Path, recipe: str, sets: list[str], ends: float) -> dict[str, 
         if "second" not in times:
             output.seek(0)
             times["failed"] = output.read().decode("utf-8", "replace")[-2000:]
-    return times | {"until_killed": round(time.monotonic() - clock, 3), "kept": {"before": before, "after": kept(folder)}}
+    ended = {"until_killed": round(time.monotonic() - clock, 3), "kept": {"before": before, "after": kept(folder)}}
+    return times | ended | {"told": [f"{when:.2f} {line}" for when, line in told[:MOST_TOLD]]}
 
 
 def looked_for(root: Path) -> Iterator[tuple[str, float] | None]:
