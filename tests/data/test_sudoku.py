@@ -183,6 +183,13 @@ def recipe_of(**corpus: object):
     return load_recipe("trm-sudoku", [*settings, "model.sequence=16", "data.validation=0.1"])
 
 
+def test_a_puzzle_has_its_key_among_however_many() -> None:
+    many = HARD.take(np.arange(1100) % len(HARD))
+    keys = symmetry_key(HARD.inputs, HARD.solutions)
+    assert (symmetry_key(many.inputs, many.solutions) == np.resize(keys, 1100)).all()
+    assert not len(symmetry_key(HARD.inputs[:0], HARD.solutions[:0]))
+
+
 def test_prepared_puzzles_are_kept_checked_and_split_by_symmetry(cache: Path) -> None:
     data = prepare(recipe_of(), cache)
     assert isinstance(data.train, PuzzleFile)

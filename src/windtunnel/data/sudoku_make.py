@@ -144,6 +144,7 @@ def make_batch(box: int, grade: int, seed: int, number: int, size: int) -> Puzzl
 
 
 _ROUNDS = 4
+_KEYS_AT_ONCE = 512  # puzzles: what is computed of them stays in a core's own cache
 
 
 @dataclass(frozen=True)
@@ -199,6 +200,11 @@ def symmetry_key(inputs: Array, solutions: Array) -> Array:
         inputs: (n, cells) puzzles, 0 for a blank.
         solutions: (n, cells) their solutions.
     """
+    parts = [slice(at, at + _KEYS_AT_ONCE) for at in range(0, max(1, len(inputs)), _KEYS_AT_ONCE)]
+    return np.concatenate([_keys(inputs[part], solutions[part]) for part in parts])
+
+
+def _keys(inputs: Array, solutions: Array) -> Array:
     n, cells = inputs.shape
     side = side_of(cells)
     box = round(side**0.5)
