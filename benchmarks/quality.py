@@ -43,6 +43,7 @@ SIDES = ("ours", "peer", "peer-calm")
 DIFFERENCES = [
     "peer only: smear (a gate mixes in the token before), backout (the middle layer is subtracted before the head)",
     "peer only: Muon rows brought to one norm before orthogonalisation, and the update to a fixed norm after it",
+    "Muon's rate: 0.02 x sqrt(batch / 2^19) (peer), 0.02 (ours)",
     "peer: token and value tables, and their optimizer states, in bf16 on GPUs; ours in fp32",
     "Muon's momentum: 0.85 to 0.97 over 400 steps, then to 0.90 (peer); 0.85 to the recipe's over 300, then to 0.90 (ours)",
     "weight decay: the same rule, ours at most 0.56",
@@ -212,6 +213,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--megabytes", type=float, default=4.0)
     parser.add_argument("--packages", nargs="*", default=[], help="their source joins the corpus")
     parser.add_argument("--sides", nargs="+", default=list(SIDES), choices=SIDES)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of our recipe")
     parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args()
 
@@ -226,7 +228,7 @@ def main() -> None:
         keys = [f"model.depth={args.depth}", f"model.sequence={args.sequence}", "data.corpus.kind=text", "data.validation=0.02"]
         keys += [f"data.corpus.files=['{corpus}']", f"data.corpus.separator={json.dumps(SEPARATOR)}"]
         keys += ["data.tokenizer.kind=bpe", f"data.tokenizer.vocab_size={args.vocab}"]
-        recipe = load_recipe("charlm", [*keys, f"stages.pretrain.batch_tokens={shapes.tokens}"])
+        recipe = load_recipe("charlm", [*keys, f"stages.pretrain.batch_tokens={shapes.tokens}", *args.set])
         data = prepare(recipe, cache=Path(folder))
         report = {
             "what": "validation loss after the same steps on the same tokens, each side as its own command trains",
@@ -238,6 +240,7 @@ def main() -> None:
             "text": {"megabytes": data.bytes / 1e6, "packages": args.packages, "train_tokens": data.train.count},
             "epochs": shapes.tokens * shapes.steps / data.train.count,
             "differences": DIFFERENCES,
+            "set": args.set,
             "sides": {name: {"runs": []} for name in args.sides},
         }
         for seed in range(args.seeds):

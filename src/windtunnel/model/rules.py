@@ -59,6 +59,9 @@ def derive(recipe: Recipe, vocab: int) -> HyperParameters:
     width_rule = f"x sqrt(768/{shape.dim}) x sqrt(B/2^19)"
 
     preset = PRESETS[recipe.trm.preset] if recipe.trm is not None else None
+    # An update of Muon is as large whatever the gradient's noise. At 1 Ki to 256 Ki tokens a step and depths 4 to 12, 0.02 was
+    # better than what sqrt(B/2^19) makes of it (benchmarks/results/quality-rates-h200.json); recursive models were not tried.
+    matrices = (1.0, "0.02, Muon, whatever the batch") if preset is None else (batch_scale, "0.02 x sqrt(B/2^19), Muon")
 
     def rate(value: float | None, base: float, scale: float, rule: str, own: float | None = None) -> Derived:
         if value is None:
@@ -71,7 +74,7 @@ def derive(recipe: Recipe, vocab: int) -> HyperParameters:
     return HyperParameters(
         tokens=Derived(tokens, f"{ratio:g} x {shape.scaling_parameters:,} scaling parameters (tokens_per_parameter)"),
         batch_tokens=batch,
-        matrix_lr=rate(given.matrix_lr, 0.02, batch_scale, "0.02 x sqrt(B/2^19), Muon", preset.matrix_lr if preset else None),
+        matrix_lr=rate(given.matrix_lr, 0.02, *matrices, preset.matrix_lr if preset else None),
         embedding_lr=rate(
             given.embedding_lr, 0.3, batch_scale * width_scale, f"0.3 {width_rule}", preset.embedding_lr if preset else None
         ),
