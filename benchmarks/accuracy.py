@@ -73,7 +73,7 @@ def _measured(found: dict[str, Any]) -> list[str]:
             ROW,
             [_measured_row(row) for row in sorted(found["configs"], key=lambda row: row["split"], reverse=True)],
         ),
-        *(f"\\* Measured before a change of the engine, and planned as it is now. {text}" for text in found["changes"].values()),
+        *([f"{found['changes']['gathered']} Left out: {', '.join(found['left_out'])}."] if found.get("left_out") else []),
         "`benchmarks/planning_configs.yaml` has the configurations, `benchmarks/results/planning-h200.json` the measurements.",
     ]
 

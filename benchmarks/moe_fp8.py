@@ -86,16 +86,22 @@ def settings(config: str, sequence: int, ranks: int) -> list[str]:
 
 def steps_of(case: Case, steps: int) -> dict[str, Any]:
     """Run steps on random tokens and hold them against the plan."""
-    plan, layout = case.plan()
+    layout = case.plan()[1]
     trial = try_steps(case.recipe(), layout, steps=steps, warm_up=2, seconds=60.0, timeout=180.0)
+    return beside_plan(case, trial.to_json())
+
+
+def beside_plan(case: Case, trial: dict[str, Any]) -> dict[str, Any]:
+    """Return what was measured with the plan of today and its errors, relative to what was measured."""
+    plan, layout = case.plan()
     entry: dict[str, Any] = {"layers": case.layers, "ranks": case.ranks, "sequence": case.sequence, "layout": layout.describe()}
     entry["planned"] = {"reserved_gib": plan.reserved_gib, "step_seconds": plan.step_seconds, "terms": plan.step_terms,
                         "components": plan.components}  # fmt: skip
-    entry["trial"] = trial.to_json()
-    if trial.failure is None and trial.reserved_gib is not None and trial.step_seconds is not None:
-        # Relative to what was measured; on a CPU the plan is of one rank, and nothing is to be learned from it.
-        entry["memory_error"] = plan.reserved_gib / trial.reserved_gib - 1
-        entry["time_error"] = plan.step_seconds / trial.step_seconds - 1
+    entry["trial"] = trial
+    if trial["failure"] is None and trial["reserved_gib"] is not None:
+        # On a CPU the plan is of one rank, and nothing is to be learned from it.
+        entry["memory_error"] = plan.reserved_gib / trial["reserved_gib"] - 1
+        entry["time_error"] = plan.step_seconds / trial["step_seconds"] - 1
     return entry
 
 
@@ -269,6 +275,9 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=240.0, help="begin no part that would end later")
     parser.add_argument("--out", type=Path)
+    parser.add_argument(
+        "--again", type=Path, metavar="FILE", help="measure nothing: hold what FILE has against the plans of today"
+    )
     parser.add_argument("--part", choices=["adapter", "products"], help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -276,6 +285,8 @@ def main() -> int:
         case = Case(1, 1, args.tiny, args.folder)
         print("RESULT " + json.dumps({"adapter": adapter, "products": products}[args.part](case)), flush=True)
         return 0
+    if args.again:
+        return _plan_again(args.again, args.out)
     began = time.monotonic()
     report: dict[str, Any] = {"machine": machine(), "date": datetime.date.today().isoformat(), "tiny": args.tiny, "steps": []}
     ranks = 2 if args.tiny else max(1, report["machine"]["gpus"])
@@ -302,6 +313,18 @@ def main() -> int:
     failed = [entry["trial"]["failure"] for entry in report["steps"]]
     failed += [report.get(part, {}).get("failure") for part in ("adapter", "products")]
     return 1 if any(failed) else 0
+
+
+def _plan_again(path: Path, out: Path | None) -> int:
+    report = json.loads(path.read_text())
+    with tempfile.TemporaryDirectory() as name:
+        cases = [Case(entry["layers"], entry["ranks"], report["tiny"], Path(name)) for entry in report["steps"]]
+        report["steps"] = [beside_plan(case, entry["trial"]) for case, entry in zip(cases, report["steps"], strict=True)]
+    for entry in report["steps"]:
+        _tell(entry)
+    report["plans"] = whole_plans(report["steps"])
+    _write(out, report)
+    return 0
 
 
 def _tell(entry: dict[str, Any]) -> None:

