@@ -72,6 +72,7 @@ class GPTConstants(Constants):
     # Recursion, counted: what sums and norms states moves 12.3 elements a channel, forwards and backwards, in the place of
     # the plain block's pass over its residual stream, which moves 12 and is in traffic_bytes.
     combine_traffic: float = 0.7
+    loss_flops: float = 117.0  # of fp32, for a logit's softcap, exponentials and gradient: 15.1 ms for 2^33 on an H200
     optimizer_bytes: float = 30.0  # moved per parameter owned by a rank: states, gradient, weight
     micro_step_bytes: float = 14.0  # moved per parameter and micro-step: bf16 copies, gradient accumulation
     communication_bytes: float = 8.0  # per parameter and step: fp32 gradients reduce-scattered, fp32 weights gathered

@@ -315,6 +315,8 @@ def _gpu(shape: GPTShape, layout: Layout, rig: Rig, c: GPTConstants, passes: Pas
     eager = 1 if layout.compile else c.eager_traffic
     attention = load.blocks * attention_flops(shape) * rank_tokens / (peak * c.attention_efficiency)
     traffic = _moved(shape, layout, rank_tokens, width * eager, c, load) / bandwidth + quantising
+    # Exponentials bind the loss, not memory: they are computed by units whose rate follows that of fp32.
+    traffic += load.head * rank_tokens * shape.padded_vocab * c.loss_flops / (1e12 * gpu.fp32_tflops)
     # Reduce-scatter of the gradients and all-gather of the weights.
     once = passes.updates * ring_seconds(c.communication_bytes * shape.parameters, layout.ranks, 1, rig, c)
     exchange, copies = Exchange({"communication": once}, c.overlap * once), 0.0
