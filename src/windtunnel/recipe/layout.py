@@ -86,8 +86,7 @@ class Layout:
 
     def _kernels(self) -> str:
         """How what runs on the device is made."""
-        compiled = ("compiled",) if self.compile and not self.fused else ("updates compiled",) if self.compile else ()
-        return "".join(f", {how}" for how in (*["fused kernels"] * self.fused, *compiled))
+        return (", fused kernels" if self.fused else "") + (", compiled" if self.compile and not self.fused else "")
 
     def _spread(self) -> str:
         if self.ranks == 1:

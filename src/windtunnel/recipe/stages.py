@@ -144,7 +144,7 @@ class Pretrain(TrainingStage):
     graphs: bool | Literal["auto"] = Field(
         "auto",
         description="record passes as CUDA graphs, so that the GPU never waits for the host to launch them; auto: those of "
-        "recursive models, on GPUs where their memory fits",
+        "recursive models and of narrow ones (at most 512 channels), on GPUs where their memory fits",
     )
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()
