@@ -13,7 +13,9 @@ from windtunnel.model import HFShape, download_rate, hub_id, weights_folder
 from windtunnel.recipe import MEGATRON, HuggingFaceModel, Recipe
 from windtunnel.rig import Rig, load_catalog
 
+from .answering import Answering, plan_answering
 from .constants import HFConstants, load_hf_constants
+from .cost import THESIS_TOKENS
 from .hf_work import PROMPT_TOKENS, read_shape
 from .judging import asked_of, judge_answers
 from .rollout import EnginePlan, plan_engines
@@ -36,6 +38,7 @@ PREPARE_SOURCE = "tokens a second, measured on two busy cores (benchmarks/result
 BACKTEST_SECONDS = 5.0
 BACKTEST_SOURCE = "1,000 predictions on 700 days of 200 tickers took 4.9 s on two busy cores, picture and files included"
 ENGINE_SOURCE = "arithmetic with the rates of vLLM on one H200, as for engines of reinforcement learning"
+OWN_SOURCE = "by `windtunnel evaluate` and `predict` themselves; arithmetic, not measured"
 
 
 @dataclass(frozen=True)
@@ -258,20 +261,32 @@ class _Steps:
         return [self._step("backtest", does, hours, 0.0, BACKTEST_SOURCE, elsewhere=hours)]
 
     def _answers(self, name: str, prompts: int, models: int, *, counted: bool) -> Step:
-        """Answers of so many models (2: the untuned one too) to as many prompts each, by engines on all GPUs."""
+        """Answers of so many models (2: the untuned one too) to as many prompts each: by what `windtunnel evaluate` uses.
+
+        A model that it cannot hold is answered for by vLLM's engines on all GPUs.
+        """
         policy = self.recipe.rl
         asked = self.recipe.sft.answers if self.recipe.sft is not None else None
         longest = policy.answer_tokens if policy is not None else asked.tokens if asked is not None else ANSWER_TOKENS
         assert self.rig.gpu is not None
-        eight = self.model.weights.startswith("fp8") and self.rig.gpu.fp8_tflops is not None
-        questions = Questions(max(1, prompts), longest, "fp8" if eight else "bf16")
-        engine = plan_engines(self.shape, questions, self.rig, self.rig.gpus, self.c)
+        theses = self.recipe.data.corpus.kind == "theses"
+        questions = Questions(max(1, prompts), longest, "bf16")
+        if theses:
+            questions = replace(questions, prompt_tokens=max(1, round(THESIS_TOKENS - questions.mean_answer * longest)))
+        shared = self.model.weights == "fp8-experts"
         twice = "tuned and untuned, " if models > 1 else ""
         does = f"{prompts:,} answers, {twice}at most {longest:,} tokens"
-        if not engine.fits:
-            return _impossible(name, f"{does}: {questions.engine_weights} weights do not fit", ENGINE_SOURCE, counted=counted)
-        starting = self.c.engine_start_seconds + self.shape.published_bytes / (self.c.load_gbs * 1e9)
-        seconds, source = models * (starting + engine.seconds), _decoding(engine, questions, models)
+        own = plan_answering(self.shape, questions, self.rig, self.c, shared=shared, scored=theses)
+        if own.fits:
+            starting, answering, source = self.c.process_seconds, own.seconds, _own(own, questions, models)
+        else:
+            eight = self.model.weights.startswith("fp8") and self.rig.gpu.fp8_tflops is not None
+            questions = replace(questions, engine_weights="fp8" if eight else "bf16")
+            engine = plan_engines(self.shape, questions, self.rig, self.rig.gpus, self.c)
+            if not engine.fits:
+                return _impossible(name, f"{does}: {questions.engine_weights} weights do not fit", ENGINE_SOURCE, counted=counted)
+            starting, answering, source = self.c.engine_start_seconds, engine.seconds, _engines(engine, questions, models)
+        seconds = models * (starting + self.shape.published_bytes / (self.c.load_gbs * 1e9) + answering)
         if policy is not None and counted:
             about = replace(asked_of(self.recipe), generated=False)  # an evaluation times kernels
             judging = judge_answers(policy, self.rig, 1, models * prompts, about)
@@ -314,14 +329,24 @@ class _Steps:
         ]
 
 
-def _decoding(engine: EnginePlan, questions: Questions, models: int) -> str:
+def _own(own: Answering, questions: Questions, models: int) -> str:
+    rate = questions.prompts * questions.mean_answer * questions.answer_tokens / max(own.seconds, 1e-9)
+    gpus = "one GPU" if own.ranks == 1 else f"{own.ranks} GPUs that share the experts in fp8"
+    return (
+        f"on {gpus}, {own.at_once} at once: {rate:,.0f} tokens/s, answers half as long as the most; {OWN_SOURCE}; loading"
+        f" {'twice' if models > 1 else 'once'}"
+    )
+
+
+def _engines(engine: EnginePlan, questions: Questions, models: int) -> str:
     engines = engine.gpus // engine.tensor
     tokens = questions.prompts * questions.mean_answer * questions.answer_tokens
     rate = tokens / max(engine.seconds, 1e-9)
     gpus = f"{engine.tensor} GPU{'s' if engine.tensor > 1 else ''}"
     many = f"{engines} engines of {gpus}" if engines > 1 else f"one engine on {gpus}"
     return (
-        f"{many}, {questions.engine_weights} weights: {rate:,.0f} tokens/s, answers half as long as the most; {ENGINE_SOURCE};"
+        "`windtunnel evaluate` itself cannot hold the model; exported, behind vLLM:"
+        f" {many}, {questions.engine_weights} weights: {rate:,.0f} tokens/s, answers half as long as the most; {ENGINE_SOURCE};"
         f" starting and loading {'twice' if models > 1 else 'once'}"
     )
 

@@ -1,0 +1,102 @@
+"""What `windtunnel evaluate` and `windtunnel predict` take: the package's own decoder, on one GPU or over a node's.
+
+A model that one GPU holds is loaded there in bf16, whatever it was trained beside. Experts in fp8 are shared out over the GPUs of
+one node, as in training; what else there is lies on each of them whole. Up to ANSWERED_AT_ONCE questions are answered together.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from windtunnel.model import DECODED_BYTES, HFShape
+from windtunnel.rig import Rig
+
+from .constants import HFConstants
+from .hf_work import ANSWERED_AT_ONCE, FORMATS
+from .rollout import GIB, Asked
+
+GROUP = 4 * ANSWERED_AT_ONCE
+"""Theses that are answered, and kept, before the next ones are begun."""
+SCORING_PASSES = 2
+"""Of a thesis, by which each of the five actions gets its probability."""
+DECODED_TRAFFIC = 1.0 + 3 * 2.0
+"""Bytes that a weight in fp8 moves to become bf16 and be multiplied, in each pass: nothing of it is kept."""
+
+
+@dataclass(frozen=True)
+class Answering:
+    """What answering takes with the package's own decoder.
+
+    Attributes:
+        ranks: GPUs that share the model.
+        at_once: answers written together, as far as there is memory; 0: the model does not fit.
+        weights_gib: of one GPU. pass_seconds: of one pass through the model.
+        passes: through the model, for all questions.
+    """
+
+    ranks: int
+    at_once: int
+    weights_gib: float
+    limit_gib: float
+    pass_seconds: float
+    passes: float
+
+    @property
+    def fits(self) -> bool:
+        """Whether one answer has room beside the weights."""
+        return self.at_once > 0
+
+    @property
+    def seconds(self) -> float:
+        """All questions, once the model is loaded."""
+        return self.passes * self.pass_seconds
+
+
+def plan_answering(shape: HFShape, asked: Asked, rig: Rig, c: HFConstants, *, shared: bool, scored: bool) -> Answering:
+    """Plan all questions, answered by the package's own decoder.
+
+    Args:
+        shape: of the model.
+        asked: how many, and how long answers are; every prompt has one answer.
+        rig: with GPUs.
+        c: constants of its GPU.
+        shared: experts stay in fp8 and are shared out over GPUs of a node.
+        scored: the questions are theses, whose actions get probabilities.
+    """
+    assert rig.gpu is not None
+    ranks = math.gcd(shape.experts.count, rig.gpus_per_node) if shared and shape.experts is not None else 1
+    coded = shape.expert_parameters if shared else 0
+    plain = 2.0 * (shape.parameters - coded)
+    weights = (plain + FORMATS["fp8-experts"][0] * coded / ranks) / GIB
+    limit = rig.gpu.memory_gib * c.usable_share
+    fixed = c.context_gib + c.workspace_gib + (c.nccl_gib if ranks > 1 else 0.0) + (DECODED_BYTES / GIB if coded else 0.0)
+    room = (limit - weights - fixed) * GIB
+    answer = asked.mean_answer * asked.answer_tokens
+    at_once = min(ANSWERED_AT_ONCE, asked.prompts, ranks * max(0, int(room / (2 * _cached(shape, asked.prompt_tokens + answer)))))
+    bandwidth = rig.gpu.bandwidth_gbs * 1e9
+    reading = plain / (bandwidth * c.decode_bandwidth)
+    if coded:
+        # Each layer waits for the host, which must know how many rows come to an expert: what it launches hides behind nothing.
+        decoding = DECODED_TRAFFIC * coded / ranks / (bandwidth * c.bandwidth_efficiency)
+        one = reading + decoding + shape.layers * c.eager_launch_seconds
+    else:
+        one = max(reading, 0.0 if shape.same_steps else shape.layers * c.eager_launch_seconds / 2)
+    prompts = asked.prompts * (1 + SCORING_PASSES * scored)
+    passes = prompts + _steps(asked.prompts, at_once, answer, asked.answer_tokens, GROUP if scored else asked.prompts)
+    return Answering(ranks, at_once, weights, limit, one + c.decode_overhead_seconds, passes)
+
+
+def _cached(shape: HFShape, tokens: float) -> float:
+    """Bytes of keys and values of a sequence as transformers keeps them: of every head, latent ones too, in bf16."""
+    return 2.0 * tokens * sum(count * (block.k_dim + block.v_dim) for block, count in shape.kinds.items())
+
+
+def _steps(questions: int, at_once: int, mean: float, longest: float, group: int) -> float:
+    """Return the steps of decoding: others begin as some end, until the last of a group are under way."""
+    steps, left = 0.0, questions
+    while left > 0 and at_once > 0:
+        here = min(group, left)
+        steps += max(0, here - at_once) / at_once * mean + longest
+        left -= here
+    return steps
