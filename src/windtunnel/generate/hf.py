@@ -7,7 +7,6 @@ place.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import json
 from collections.abc import Iterator, Sequence
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicLayer
 
 from windtunnel.convert import decoded_weights, has_coded_experts, is_coded
-from windtunnel.model import ExpertGroup, NewRows, grow_tables, hollow, verify_model, weights_folder
+from windtunnel.model import ExpertGroup, NewRows, grow_tables, hollow, verify_model, weights_folder, without_bar
 from windtunnel.recipe import UserError
 
 # Tokens scored at a time: the logits of a long text over a large vocabulary would not fit.
@@ -270,22 +269,8 @@ def load_hf(
     return model.to(device)
 
 
-@contextlib.contextmanager
-def _without_bar() -> Iterator[None]:
-    """Keep transformers' progress bar out of what a command prints."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
-
-
 def _load(folder: Path, dtype: torch.dtype) -> Any:
-    with _without_bar():
+    with without_bar():
         return _loaded(folder, dtype)
 
 

@@ -50,6 +50,7 @@ from windtunnel.model import (
     require_base,
     to_hub,
     token_tables,
+    without_bar,
 )
 from windtunnel.recipe import HuggingFaceModel, UserError
 from windtunnel.run import RunFolder
@@ -334,7 +335,8 @@ class HubRun:
             return model.eval()
         config = AutoConfig.for_model(**self.config(name))
         weights = dict(self.tensors(name))
-        made: Any = type(self._hollow).from_pretrained(None, config=config, state_dict=weights, dtype=dtype)
+        with without_bar():
+            made: Any = type(self._hollow).from_pretrained(None, config=config, state_dict=weights, dtype=dtype)
         return made.to(device)
 
     def export(self, to: Path, *, dtype: str | None = None, adapter: bool = False, shard_bytes: int = SHARD_BYTES) -> Exported:

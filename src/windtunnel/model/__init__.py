@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         require_fit,
         to_hub,
         token_tables,
+        without_bar,
     )
     from .known import hf_shape, hub_id, known_models
     from .memory import out_of_memory
@@ -167,6 +168,7 @@ __all__ = [
     "weight_files",
     "weights_folder",
     "with_rows",
+    "without_bar",
 ]
 
 __getattr__ = lazy(__name__)

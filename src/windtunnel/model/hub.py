@@ -5,6 +5,7 @@ Those names differ: transformers holds the experts of a layer in one tensor, fil
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -95,6 +96,20 @@ def hollow(config: Mapping[str, Any]) -> PreTrainedModel:
     except Exception as error:  # whatever a config can be wrong in ends in some exception there
         raise UserError(f"transformers cannot build {config.get('model_type')}: {error}", "mend its config.json") from error
     return model
+
+
+@contextlib.contextmanager
+def without_bar() -> Iterator[None]:
+    """Keep transformers' progress bars out of what a command prints."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def blocks_of(model: PreTrainedModel) -> list[nn.Module]:

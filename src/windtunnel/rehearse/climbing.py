@@ -183,7 +183,10 @@ def _load_alone(folder: Path, rehearsal: Rehearsal) -> int:
         return sum(parameter.numel() for parameter in load_weights(folder, device=rehearsal.device).parameters())
     from transformers import AutoModelForCausalLM
 
-    loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+    from windtunnel.model import without_bar
+
+    with without_bar():
+        loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
     return int(loaded.num_parameters())
 
 

@@ -63,6 +63,7 @@ def convert(rehearsal: Rehearsal, say: Say) -> Evidence:
     from transformers import AutoModelForCausalLM
 
     from windtunnel.convert import decoded_weights
+    from windtunnel.model import without_bar
 
     model = rehearsal.scale.model
     assert isinstance(model, HuggingFaceModel)
@@ -79,7 +80,8 @@ def convert(rehearsal: Rehearsal, say: Say) -> Evidence:
     if differ:
         raise CheckFailed(f"{len(differ)} tensors are decoded otherwise while training loads them, such as {differ[0]}")
     say("loading it with transformers alone")
-    loading: Any = AutoModelForCausalLM.from_pretrained(made, dtype=torch.bfloat16, output_loading_info=True)
+    with without_bar():
+        loading: Any = AutoModelForCausalLM.from_pretrained(made, dtype=torch.bfloat16, output_loading_info=True)
     loaded, info = loading
     odd = sorted([*info["missing_keys"], *info["unexpected_keys"]])
     if odd:

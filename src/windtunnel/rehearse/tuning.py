@@ -260,13 +260,15 @@ def compare_export(run: Path, folder: Path, prepared: PreparedData, say: Say) ->
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from windtunnel.generate import HubRun, export_model
+    from windtunnel.model import without_bar
 
     made = export_model(run, folder, dtype="fp32")
     say("loading it with transformers alone")
     file: Any = getattr(prepared.validation, "parts", (prepared.validation,))[0]
     ids = file.sample(0)[0][:LOGITS] if file.packed else file.array[:LOGITS]
     tokens = torch.from_numpy(ids.astype("int64"))[None]
-    theirs: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with without_bar():
+        theirs: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.inference_mode():
         loaded = theirs.eval()(tokens).logits
         del theirs
