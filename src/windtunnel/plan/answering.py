@@ -13,6 +13,7 @@ from windtunnel.model import DECODED_BYTES, HFShape
 from windtunnel.rig import Rig
 
 from .constants import HFConstants
+from .hf_steptime import DECODED_TRAFFIC
 from .hf_work import ANSWERED_AT_ONCE, FORMATS
 from .rollout import GIB, Asked
 
@@ -20,8 +21,6 @@ GROUP = 4 * ANSWERED_AT_ONCE
 """Theses that are answered, and kept, before the next ones are begun."""
 SCORING_PASSES = 2
 """Of a thesis, by which each of the five actions gets its probability."""
-DECODED_TRAFFIC = 1.0 + 3 * 2.0
-"""Bytes that a weight in fp8 moves to become bf16 and be multiplied, in each pass: nothing of it is kept."""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ from .steptime import Seconds, StepTime, Work, step_time, wide
 
 # A backward pass of fused attention makes the probabilities again: five products to the forward pass's two.
 ATTENTION_BACKWARD = 2.5
+DECODED_TRAFFIC = 1.0 + 3 * 2.0
+"""Bytes moved to turn an expert's weight in fp8 into bf16, once: the code, then the product with its scale in place."""
 
 
 def block_seconds(kind: Kind, work: Workload, layout: Layout, gpu: GPU, c: HFConstants) -> Seconds:
@@ -115,8 +117,8 @@ def _traffic(block: Block, work: Workload, c: HFConstants) -> float:
 def _dequantised(kind: Kind, work: Workload, layout: Layout) -> float:
     """Bytes moved to turn a block's frozen weights, of experts those of this rank, into bf16 once."""
     packed = sum(linear.matrix_parameters for linear in kind.block.linears if work.is_packed(linear))
-    if work.shares_experts:  # codes to bf16, then times their scales in place
-        return (1.0 + 3 * 2.0) * packed / layout.expert
+    if work.shares_experts:
+        return DECODED_TRAFFIC * packed / layout.expert
     return (FORMATS[work.weights][0] + 2.0) * packed
 
 
