@@ -343,6 +343,20 @@ def test_new_theses_are_predicted_from_xml(place: Path, tmp_path: Path, capsys: 
     assert len(written(tmp_path / "out")) == 2
 
 
+def test_a_folder_is_asked_as_the_run_that_it_is_exported_from(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "new.xml").write_text(NEW)
+    export_model(place / "runs" / "mini", tmp_path / "model")
+    said = []
+    for recipe in ("mini", place / "runs" / "mini", place / "mini.yaml"):
+        words = ("predict", tmp_path / "model", "--recipe", recipe, "--root", place / "runs", "--file", tmp_path / "new.xml")
+        code, out, told = verb(capsys, *words, "--json")
+        assert code == 0, told
+        said.append([(one["text"], one["predicted"]) for one in json.loads(out)["predictions"]])
+    assert said[0] == said[1] == said[2]
+
+
 def test_a_recipe_stands_for_its_newest_run(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "new.xml").write_text(NEW)
     (tmp_path / "runs").mkdir()

@@ -12,7 +12,7 @@ import typer
 from windtunnel.recipe import UserError
 
 from .backtest import show_backtest
-from .options import DEFAULT_ROOT, JsonOption, RootOption, SetOption, YesOption, find_run
+from .options import DEFAULT_ROOT, JsonOption, RootOption, SetOption, YesOption, find_run, recipe_of
 from .output import print_json, print_remarks, print_table, progress_lines
 
 if TYPE_CHECKING:
@@ -127,18 +127,13 @@ def _drawing(attempts: int | None, temperature: float | None, recipe: Recipe) ->
 
 
 def _recipe_of(folder: Path, given: str | None, sets: list[str], root: Path) -> Recipe:
-    """Return the recipe that --recipe names: a shipped one, a file, or a run's own."""
-    from windtunnel.recipe import load_recipe
-
+    """Return the recipe that --recipe names."""
     if given is None:
         raise UserError(
             f"{folder} is a Hugging Face folder, and nothing says what to measure it on",
             f"windtunnel evaluate {folder} --recipe RECIPE (or the run that has the data)",
         )
-    for run in (Path(given), root / given):
-        if (run / "recipe.yaml").is_file():
-            return load_recipe(str(run / "recipe.yaml"), sets)
-    return load_recipe(given, sets)
+    return recipe_of(given, sets, root)
 
 
 def _expected(folder: Path) -> tuple[Expected, ...]:

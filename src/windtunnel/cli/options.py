@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from windtunnel.recipe import Recipe
 
 
 def _refuse_file(root: Path) -> Path:
@@ -72,3 +76,17 @@ def find_run(run: Path, root: Path) -> Path:
     nearest = difflib.get_close_matches(run.name, names, n=1, cutoff=0.3)
     fix = f"nearest: {root / nearest[0]}" if nearest else "list runs with: windtunnel runs"
     raise UserError(f"no run folder {run} and none of that name under {root}/", fix)
+
+
+def recipe_of(given: str, sets: Sequence[str], root: Path) -> Recipe:
+    """Return the recipe that --recipe names: a shipped one, a file, or the own one of a run (its folder, or name under the root).
+
+    Raises:
+        UserError: there is none, or it cannot be read.
+    """
+    from windtunnel.recipe import load_recipe
+
+    for run in (Path(given), root / given):
+        if (run / "recipe.yaml").is_file():
+            return load_recipe(str(run / "recipe.yaml"), sets)
+    return load_recipe(given, sets)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .options import DEFAULT_ROOT, JsonOption, RootOption, SetOption, find_run
+from .options import DEFAULT_ROOT, JsonOption, RootOption, SetOption, find_run, recipe_of
 from .output import print_json, print_remarks, print_table, progress_lines
 
 SHOWN = 3
@@ -25,7 +25,9 @@ def predict(
     step: Annotated[int | None, typer.Option("--step", min=0, help="The checkpoint of this step; otherwise the best.")] = None,
     recipe: Annotated[
         str | None,
-        typer.Option("--recipe", metavar="RECIPE", help="Of a Hugging Face folder: the recipe that says how theses are asked."),
+        typer.Option(
+            "--recipe", metavar="RECIPE", help="Of a Hugging Face folder: the recipe, or the run, that says how theses are asked."
+        ),
     ] = None,
     sets: SetOption = None,
     tokens: Annotated[
@@ -40,12 +42,12 @@ def predict(
     json: JsonOption = False,
 ) -> None:
     """Predict the actions of new theses, with probabilities and the time each took."""
-    from windtunnel.recipe import UserError, load_recipe
+    from windtunnel.recipe import UserError
 
     folder = _find(model, root)
     if sets and recipe is None:
         raise UserError("--set changes --recipe, and there is none", "leave it out, or name the recipe")
-    asked = None if recipe is None else load_recipe(recipe, sets or [])
+    asked = None if recipe is None else recipe_of(recipe, sets or [], root)
 
     from windtunnel.evaluate import predict_file
 
