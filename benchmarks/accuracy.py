@@ -34,6 +34,7 @@ def document(
     estimators: dict[str, Any],
     published: dict[str, Any],
     rounds: dict[str, Any],
+    experts: dict[str, Any],
 ) -> str:
     """The whole page; recorded: None where it has not been measured."""
     parts = [
@@ -41,8 +42,8 @@ def document(
         "<!-- Written by benchmarks/accuracy.py; change that, not this. -->",
         "Errors are relative to what was measured: + where the plan says more. Medians and worst are of absolute errors; "
         "bias is the median with its sign.",
-        *_measured(planning), *_recursive(recorded, recursive, planning), *_bars(planning, recorded, recursive),
-        *_estimated(estimators), *_published(published), *_rounds(rounds),
+        *_measured(planning), *_experts(experts), *_recursive(recorded, recursive, planning),
+        *_bars(planning, recorded, recursive), *_estimated(estimators), *_published(published), *_rounds(rounds),
     ]  # fmt: skip
     return "\n\n".join(parts) + "\n"
 
@@ -75,6 +76,24 @@ def _measured(found: dict[str, Any]) -> list[str]:
         ),
         *([f"{found['changes']['gathered']} Left out: {', '.join(found['left_out'])}."] if found.get("left_out") else []),
         "`benchmarks/planning_configs.yaml` has the configurations, `benchmarks/results/planning-h200.json` the measurements.",
+    ]
+
+
+def _experts(found: dict[str, Any]) -> list[str]:
+    """Steps beside experts frozen in fp8."""
+    rows = [
+        [
+            f"{entry['layers']} layers", str(entry["ranks"]), f"{entry['trial']['reserved_gib']:.1f}",
+            f"{entry['planned']['reserved_gib']:.1f}", f"{entry['memory_error']:+.1%}", f"{entry['trial']['step_seconds']:.3f}",
+            f"{entry['planned']['step_seconds']:.3f}", f"{entry['time_error']:+.1%}",
+        ]
+        for entry in found["steps"]
+    ]  # fmt: skip
+    return [
+        f"Of DeepSeek-V3's true shapes, random weights, experts frozen in fp8 and spread over the GPUs, adapters of rank 16 on "
+        f"attention, {found['steps'][0]['sequence']:,} tokens a GPU, blocks recomputed ({found['machine']['gpu']}):",
+        _table(["layers", "GPUs", "GiB measured", "planned", "error", "seconds measured", "planned", "error"], rows),
+        "`benchmarks/results/moe-fp8-h200.json`. No constant was fitted to these; what memory counts was corrected by them.",
     ]
 
 
@@ -346,6 +365,7 @@ def main() -> None:
         ("estimators", "estimators.py"),
         ("published", "published.py"),
         ("published-rounds", "published_rounds.py"),
+        ("moe-fp8-h200", "moe_fp8.py --out benchmarks/results/moe-fp8-h200.json"),
     ):
         path = args.results / f"{name}.json"
         if not path.exists() and maker is not None:
