@@ -191,6 +191,28 @@ def test_a_package_that_is_missing_is_named_without_a_traceback(tmp_path: Path) 
     assert "-m pip install windtunnel" in result.stderr.replace("\n", " ")
 
 
+@pytest.mark.parametrize("verb", ["prepare", "train", "evaluate", "serve"])
+def test_a_shell_that_allows_too_few_addresses_is_refused_before_torch_is_loaded(verb: str, tmp_path: Path) -> None:
+    done = windtunnel(verb, "charlm", cwd=tmp_path, before=["prlimit", f"--as={700 * 2**20}"])
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("error: this shell allows a process 700 MiB of addresses")
+    assert "fix: ulimit -v unlimited" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_addresses_that_are_used_up_are_told_without_a_traceback(tmp_path: Path) -> None:
+    program = (
+        "import resource; resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31))\n"
+        "import windtunnel.recipe\n"
+        "windtunnel.recipe.load_recipe = lambda *a, **k: bytearray(2**31)\n"
+        "from windtunnel.cli import main; main(['recipe', 'charlm'])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.startswith("error: the 2,048 MiB of addresses that the shell's limit allows were used up (MemoryError)")
+    assert "Traceback" not in done.stderr
+
+
 def test_runs_of_an_empty_folder(tmp_path: Path) -> None:
     pytest.importorskip("windtunnel.run", exc_type=ImportError)
     done = windtunnel("runs", cwd=tmp_path)

@@ -15,9 +15,16 @@ INTERRUPTED = 130
 STOPPED = 3
 PIPE_CLOSED = 141  # what a shell says of a program that SIGPIPE ended, and so what `| head` leads to elsewhere
 FULL = (errno.ENOSPC, errno.EDQUOT)
+NEARLY = 0.97  # of an address space that was used up: what did not fit was never had
 # torch's threads spin for milliseconds while they wait. Beside another program on the same cores that makes a
 # training step up to fifty times slower; so short a spin costs 5 % when there is none. Read when torch is loaded.
 SPIN_COUNT = "10000"
+
+
+class Lacking(UserError):
+    """Room on a disk or memory, which were enough for a while."""
+
+    exit_code = 1
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -37,33 +44,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         from .app import build_app
 
         build_app()(args=None if arguments is None else list(arguments), prog_name="windtunnel", obj=as_program)
-    except UserError as error:
-        from .output import print_error
-
-        print_error(error, as_json="--json" in (sys.argv[1:] if arguments is None else arguments))
-        sys.exit(error.exit_code)
-    except PermissionError as error:  # a path below a folder that may not be entered fails wherever it is first looked at
-        if error.filename is None:
+    except Exception as error:
+        if (refusal := _refusal(error)) is None:
             raise
         from .output import print_error
 
-        path = os.fsdecode(error.filename)
-        refusal = UserError(f"{path}: {error.strerror}", f"name another path, or see who may enter its folders: namei -l {path}")
+        told = isinstance(error, OSError)
         print_error(refusal, as_json="--json" in (sys.argv[1:] if arguments is None else arguments))
         sys.exit(refusal.exit_code)
-    except OSError as error:  # without a buffer, print itself fails; which file it was is not known here
-        if error.errno not in FULL:
-            raise
-        told = True
-        _tell_full(error)
-        sys.exit(1)
-    except ModuleNotFoundError as error:
-        if (error.name or "windtunnel").partition(".")[0] == "windtunnel":
-            raise
-        from .output import print_error
-
-        print_error(_missing(error), as_json="--json" in (sys.argv[1:] if arguments is None else arguments))
-        sys.exit(2)
     except KeyboardInterrupt as interrupt:
         # With the name of a signal: SIGTERM or SIGUSR1 came before there was anything to save.
         sys.exit(STOPPED if str(interrupt) not in ("", "SIGINT") else INTERRUPTED)
@@ -71,6 +59,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         (gc.enable if collecting else gc.disable)()
         if code := _unwritten(output, told):
             sys.exit(code)
+
+
+def _refusal(error: Exception) -> UserError | None:
+    """Return what to say in place of a traceback; None of what nobody expected."""
+    if isinstance(error, UserError):
+        return error
+    if isinstance(error, PermissionError) and error.filename is not None:
+        # A path below a folder that may not be entered fails wherever it is first looked at.
+        path = os.fsdecode(error.filename)
+        return UserError(f"{path}: {error.strerror}", f"name another path, or see who may enter its folders: namei -l {path}")
+    if isinstance(error, OSError) and error.errno in FULL:  # without a buffer, print itself fails
+        return _full(error)
+    if isinstance(error, ModuleNotFoundError) and (error.name or "windtunnel").partition(".")[0] != "windtunnel":
+        return _missing(error)
+    return _little_memory(error)
 
 
 def _missing(error: ModuleNotFoundError) -> UserError:
@@ -83,6 +86,31 @@ def _missing(error: ModuleNotFoundError) -> UserError:
         f"the Python package {name} is not installed: {who.filename}:{who.lineno} imports it",
         f"install all that windtunnel needs into the Python that runs it: {sys.executable} -m pip install windtunnel",
     )
+
+
+def _little_memory(error: Exception) -> Lacking | None:
+    """Return what to say where the memory that this process may have was used up, by whatever its libraries raise then."""
+    import resource
+
+    said = f"{type(error).__name__}{': ' if str(error) else ''}{str(error).partition(chr(10))[0]}"
+    allowed = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if allowed != resource.RLIM_INFINITY and (isinstance(error, MemoryError) or _most_addresses() > NEARLY * allowed):
+        return Lacking(
+            f"the {allowed / 2**20:,.0f} MiB of addresses that the shell's limit allows were used up ({said})",
+            "ulimit -v unlimited (or another shell, where a hard limit stands)",
+        )
+    if isinstance(error, MemoryError):
+        return Lacking(f"this machine has no memory left ({said})", "end other programs, or take a machine with more memory")
+    return None
+
+
+def _most_addresses() -> int:
+    """Return the bytes of addresses that this process had at most; 0 where the system does not say."""
+    try:
+        with open("/proc/self/status") as status:
+            return next((int(line.split()[1]) * 1024 for line in status if line.startswith("VmPeak:")), 0)
+    except OSError:
+        return 0
 
 
 def _forgiving_streams() -> None:
@@ -102,9 +130,9 @@ def _forgiving_streams() -> None:
             stream.reconfigure(errors="replace")
 
 
-def _tell_full(error: OSError) -> None:
+def _full(error: OSError) -> Lacking:
     where = os.fsdecode(error.filename) if error.filename is not None else "standard output, or a file being written"
-    print(f"error: {where}: {error.strerror}\n  fix: make room, or write to another disk", file=sys.stderr)
+    return Lacking(f"{where}: {error.strerror}", "make room, or write to another disk")
 
 
 def _unwritten(output: TextIO | None, told: bool) -> int:
@@ -125,7 +153,9 @@ def _unwritten(output: TextIO | None, told: bool) -> int:
         if error.errno not in FULL:
             raise
         if not told:
-            _tell_full(error)
+            from .output import print_error
+
+            print_error(_full(error))
         code = 1
     if code:  # or Python tries it once more at its end, and complains
         nowhere = os.open(os.devnull, os.O_WRONLY)

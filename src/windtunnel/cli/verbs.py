@@ -11,6 +11,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
+from windtunnel.recipe import UserError
+
 # Verb -> the first sentence of its help. Its module and function have its name; `verify` builds a group of commands.
 VERBS = {
     "recipe": "Print a recipe as it is resolved, or all keys that a recipe may have.",
@@ -42,6 +44,10 @@ VERBS = {
     "export": "Write weights only: safetensors, the model's shape, its tokenizer and checksums, enough to use it anywhere.",
     "verify": "Judge a model's answer.",
 }
+
+# Verbs that load torch, which takes 0.6 GiB of addresses; with less it ends by whatever it happens to be at.
+WITH_TORCH = ("rehearse", "prepare", "train", "evaluate", "predict", "optimize", "serve", "export", "convert")
+LEAST_ADDRESSES = 2**30
 
 OF_PYDANTIC = (
     ("Value error, ", ""),
@@ -91,7 +97,21 @@ class Verb(Telling, TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         """Note that parsing is over: what start-up made stays for good, and is not looked through again."""
         collect_from_here()
+        if self.name in WITH_TORCH:
+            _refuse_few_addresses()
         return super().invoke(ctx)
+
+
+def _refuse_few_addresses() -> None:
+    import resource
+
+    allowed = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if allowed != resource.RLIM_INFINITY and allowed < LEAST_ADDRESSES:
+        raise UserError(
+            f"this shell allows a process {allowed / 2**20:,.0f} MiB of addresses, and torch alone takes most of "
+            f"{LEAST_ADDRESSES / 2**20:,.0f} MiB",
+            "ulimit -v unlimited (or another shell, where a hard limit stands)",
+        )
 
 
 def _argument_of(option: Any, given: list[str]) -> str | None:
