@@ -112,6 +112,7 @@ LINE = json.dumps({"text": "Good."}) + "\n"
         ("a.jsonl", LINE + "{oops\n", r"a\.jsonl:2: not JSON"),
         ("a.jsonl", LINE + "[1]\n", r"a\.jsonl:2: expected a JSON object, found list"),
         ("a.jsonl", LINE + '{"text": null}\n', r"a\.jsonl:2: 'text' is null"),
+        ("a.jsonl", LINE + '{"text": "cut \\ud83d"}\n', r"a\.jsonl:2: 'text' has \\ud83d at character offset 4: half of"),
         ("a.jsonl", LINE + '{"messages": []}\n', r"a\.jsonl:2: this is a conversation"),
         ("a.jsonl", LINE.encode() + b'{"text": "caf\xe9"}\n', r"a\.jsonl:2: not UTF-8"),
         ("a.txt", "plain text\n".encode("utf-16"), "is UTF-16, expected UTF-8"),

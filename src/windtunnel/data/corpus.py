@@ -191,7 +191,7 @@ def _read_records(file: CorpusFile, form: Form, longest: int) -> Iterator[Docume
         text = record.get(file.text_key)
         if not isinstance(text, str):
             raise _without_text(file, number, record)
-        for piece in _pieces(text.encode("utf-8", "replace"), longest):
+        for piece in _pieces(_utf8(file, number, text), longest):
             if piece:
                 documents.append(piece)
                 numbers.append(number)
@@ -201,6 +201,19 @@ def _read_records(file: CorpusFile, form: Form, longest: int) -> Iterator[Docume
             documents, numbers, size = [], [], 0
     if documents:
         yield batch_of(file.path, documents, numbers, records=True)
+
+
+def _utf8(file: CorpusFile, number: int, text: str) -> bytes:
+    """Return a record's text as UTF-8, which has no form for half of a surrogate pair; JSON can hold one."""
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(text[error.start]):04x}"
+        raise UserError(
+            f"{file.path}:{number}: {file.text_key!r} has {half} at character offset {error.start}: half of a character which "
+            "JSON writes in two, as where a text was cut inside an emoji",
+            "mend the record or leave it out",
+        ) from None
 
 
 def _without_text(file: CorpusFile, number: int, record: dict[str, object]) -> UserError:
