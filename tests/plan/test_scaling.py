@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -60,6 +62,16 @@ def test_a_budget_buys_the_depth_with_the_least_expected_loss() -> None:
     assert len({item.depth for item in bought}) == len(bought) > 10
     assert 2 < (bought[0].depth or 0) < 64, "neither the smallest nor the largest is best for the money"
     assert all(item.dollars is not None and item.dollars <= 40.01 for item in bought)
+
+
+def test_of_losses_that_are_written_alike_the_cheapest_comes_first_and_what_ends_it_is_said() -> None:
+    recipe = load_recipe("charlm", ["budget.steps=100", "stages.pretrain.batch_tokens=65536"])
+    law = fit_law([replace(run, loss=run.loss / 100) for run in runs(12)])
+    bought = what_budget_buys(law, recipe, parse_rig("8xH100@$4"))
+    written = [(f"{item.loss:.4f}", item.flops) for item in bought]
+    assert written == sorted(written)
+    assert len({loss for loss, _ in written}) < len(written), "some are alike"
+    assert all(item.ends == "at budget.steps (100)" for item in bought)
 
 
 def test_repeated_data_are_worth_less_than_new_ones() -> None:

@@ -134,6 +134,7 @@ def _remarks(law: Law, results: Sequence[RunResult], bought: Sequence[Bought]) -
     said = [
         ("note", f"best: {best.loss:.4f}, {abs(gain):.1%} {'below' if gain > 0 else 'above'} {reached.name}'s {reached.loss:.4f}")
     ]
+    said.append(("note", f"it ends {best.ends}"))
     times = best.flops / law.reach
     if times > 1:
         grows = f"{BEYOND:.0%} of error are added for each factor of ten, as measured on published runs"

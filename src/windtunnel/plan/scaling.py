@@ -29,6 +29,7 @@ LEAST_RUNS = 2
 WORN_OUT = 15.39
 """Repetitions after which data have given two thirds of what they can (Muennighoff et al. 2023, arXiv:2305.16264, R*_D)."""
 QUANTILE = 0.9
+DIGITS = 4  # of a loss that is written
 BEYOND = 0.12
 """Error added for each factor of ten of compute beyond the largest run: 9 in 10 of the larger runs of Li et al. 2025
 (arXiv:2502.18969) lay within it when predicted from 4 to 10 of the smaller half; Chinchilla's, on which it was not fitted,
@@ -129,7 +130,7 @@ def fit_law(points: Sequence[TrainedPoint]) -> Law:
 class Bought:
     """What a plan's budget buys by the law: its model, tokens, expected loss and the error of that.
 
-    `fresh` is what the tokens are worth, repeated ones counting less.
+    `fresh` is what the tokens are worth, repeated ones counting less; `ends` says which limit ends the run.
     """
 
     depth: int | None
@@ -142,10 +143,14 @@ class Bought:
     loss: float
     error: float | None
     flops: float
+    ends: str
 
 
 def what_budget_buys(law: Law, recipe: Recipe, rig: Rig) -> list[Bought]:
-    """Return what the recipe's budget buys on a rig: at each depth that fits, best first; of other models as it is."""
+    """Return what the recipe's budget buys on a rig: at each depth that fits, best first; of other models as it is.
+
+    Of losses that are written alike, the one of the least compute comes first.
+    """
     if recipe.model.kind != "gpt":
         plans = [make_plan(recipe, rig, suggest=False)]
     else:
@@ -153,7 +158,7 @@ def what_budget_buys(law: Law, recipe: Recipe, rig: Rig) -> list[Bought]:
 
         plans = [make_plan(at_depth(recipe, depth), rig, suggest=False) for depth in DEPTHS]
     bought = [_bought(law, recipe, plan) for plan in plans if plan.fits]
-    return sorted(bought, key=lambda item: item.loss)
+    return sorted(bought, key=lambda item: (round(item.loss, DIGITS), item.flops))
 
 
 def _bought(law: Law, recipe: Recipe, plan: Plan) -> Bought:
@@ -165,7 +170,8 @@ def _bought(law: Law, recipe: Recipe, plan: Plan) -> Bought:
         fresh = once * (1 + WORN_OUT * (1 - math.exp(-(plan.epochs - 1) / WORN_OUT)))
     loss, flops = law.loss(parameters, fresh), 6 * parameters * plan.tokens
     error = law.error_at(flops)
-    return Bought(plan.depth, parameters, plan.tokens, fresh, plan.epochs, plan.hours, plan.dollars, loss, error, flops)
+    cost = (plan.hours, plan.dollars)
+    return Bought(plan.depth, parameters, plan.tokens, fresh, plan.epochs, *cost, loss, error, flops, plan.ends)
 
 
 def _forms(points: Sequence[TrainedPoint]) -> list[_Form]:
