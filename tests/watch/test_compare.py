@@ -89,6 +89,9 @@ def test_the_verbs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert found["buys"][0]["dollars"] <= 90.01
     code, out, _ = verb(capsys, "plan", "--fit", *paths, "--on", "8xH100", "--set", "budget.dollars=90")
     assert (code, "what the budget buys: charlm on 8xH100" in out) == (0, True)
+    assert "of other data" not in out
+    code, out, _ = verb(capsys, "plan", "charlm", "--set", "data.corpus.digits=2", "--on", "8xH100", "--fit", *paths)
+    assert (code, "charlm is of other data than the runs (data.corpus.digits differ)" in out) == (0, True)
     other = str(run(tmp_path, 4, [2.0], data="xyz"))
     code, _, err = verb(capsys, "plan", "--fit", *paths, other)
     assert (code, "trained on other data" in err) == (2, True)

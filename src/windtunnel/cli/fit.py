@@ -11,9 +11,11 @@ from .output import print_json, print_remarks, print_table
 
 if TYPE_CHECKING:
     from windtunnel.plan import Bought, Law, TrainedPoint
+    from windtunnel.recipe import Recipe
     from windtunnel.watch import RunResult
 
 MOST_ROWS = 6
+AMOUNT = "data.corpus.documents"
 FAR = 100.0  # times the largest run's compute
 
 
@@ -53,6 +55,7 @@ def fit_runs(names: Sequence[str], on: Sequence[str] | None, sets: Sequence[str]
         print_json({"law": law.to_json(), "runs": [asdict(p) for p in points], "buys": [asdict(item) for item in bought]})
         return
     _print(law, points, results, bought, f"{recipe.name} on {rig.name}")
+    print_remarks(_of_other_data(results[0], recipe))
 
 
 def _print(
@@ -97,6 +100,19 @@ def _comparable(results: Sequence[RunResult]) -> None:
         raise UserError(
             f"still running: {', '.join(going)}; a loss before the learning rate has come down says little", "wait for them"
         )
+
+
+def _of_other_data(result: RunResult, recipe: Recipe) -> list[tuple[str, str]]:
+    """Warn where the recipe's text is not the runs': how many documents there are of it does not matter."""
+    from windtunnel.run import by_path
+
+    own = by_path(recipe.model_dump(mode="json"))
+    keys = [key for key in {**own, **result.recipe} if key.startswith(("data.corpus.", "data.tokenizer.")) and key != AMOUNT]
+    others = [key for key in keys if own.get(key) != result.recipe.get(key)]
+    if not others:
+        return []
+    differ = f"{recipe.name} is of other data than the runs ({', '.join(others[:3])}{', ...' if len(others) > 3 else ''} differ)"
+    return [("warning", f"{differ}: losses of different texts draw no curve; leave the recipe out, or give runs on its data")]
 
 
 def _said(law: Law) -> list[tuple[str, str]]:
