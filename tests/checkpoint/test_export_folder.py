@@ -1,6 +1,7 @@
 """Exported folders: Hugging Face's layout, streamed, atomic, with checksums that loading verifies."""
 
 import json
+import resource
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,17 @@ def test_an_export_that_fails_leaves_the_one_before(tmp_path: Path) -> None:
         write_export(tmp_path / "out", tensors(False), config={})
     assert verify_export(tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_disk_that_takes_no_more_is_told_and_nothing_stays(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        with pytest.raises(UserError, match=r"the weights cannot be written into .*to: File too large"):
+            write_export(tmp_path / "to", [("w", torch.ones(300_000))], config={})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_at_most_one_shard_is_held(tmp_path: Path) -> None:

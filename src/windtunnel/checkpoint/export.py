@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
@@ -161,6 +162,7 @@ def write_shards(
         ValueError: a name comes twice, or there are no tensors.
         OSError: the disk.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     made = Shards()
@@ -171,7 +173,12 @@ def write_shards(
         if twice:
             raise ValueError(f"{min(twice)} comes twice")
         path = folder / f"{stem}-{number:05d}.safetensors"
-        save_file(shard, path, metadata={"format": "pt"})
+        try:
+            save_file(shard, path, metadata={"format": "pt"})
+        except SafetensorError as error:  # an OSError in safetensors' words
+            if (number_in := re.search(r"os error (\d+)", str(error))) is None:
+                raise
+            raise OSError(int(number_in[1]), os.strerror(int(number_in[1])), str(path)) from None
         give_usual_permissions(path)
         numbers |= dict.fromkeys(shard, number)
         made.bytes += sum(tensor.nbytes for tensor in shard.values())
