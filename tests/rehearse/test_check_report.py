@@ -11,6 +11,7 @@ from windtunnel.check import Outcome
 from windtunnel.plan import make_plan
 from windtunnel.recipe import load_recipe
 from windtunnel.rehearse import Context, Readiness, show, write_page
+from windtunnel.rehearse.conduct import write_reports
 from windtunnel.rehearse.context import Rehearsal
 from windtunnel.rehearse.page import late_text
 from windtunnel.rehearse.readiness import late_costs, late_for, write_json_report
@@ -155,6 +156,19 @@ def test_json_and_page(tmp_path: Path) -> None:
     page = write_page(mixed, tmp_path / "report.html").read_text()
     places = [page.index(f"evidence of {status}") for status in ("fail", "warn", "skip", "ok")]
     assert places == sorted(places)  # what needs a reader stands on top
+
+
+def test_a_report_that_cannot_be_written_is_still_shown(tmp_path: Path) -> None:
+    made = write_reports(report(tmp_path / "gone", outcome("fail", fix="mend it"), rehearsed=True))
+    stream = io.StringIO()
+    show(made, stream)
+    text = " ".join(stream.getvalue().split())
+    assert "→ mend it" in text
+    assert "NOT READY" in text
+    assert f"warn: report {tmp_path / 'gone' / 'report.json'} cannot be written: No such file or directory" in text
+    assert "report: " not in text
+    assert made.to_json()["report"] is None
+    assert made.exit_code == 1
 
 
 def test_a_report_of_a_recipe_that_does_not_load(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -54,7 +54,8 @@ def rehearse(recipe: Recipe, options: Options, view: CheckView) -> Readiness:
     """Rehearse a recipe on this machine and write report.html and report.json into a new folder.
 
     Raises:
-        UserError: a target that is no rig, or a folder that cannot be written. Everything else is a failed check.
+        UserError: a target that is no rig, or a folder that cannot be made. Everything else is a failed check, and a report that
+            cannot be written is told by the report that is returned.
     """
     began = time.monotonic()
     if options.steps is not None and options.steps < LEAST_STEPS:
@@ -85,8 +86,16 @@ def rehearse(recipe: Recipe, options: Options, view: CheckView) -> Readiness:
         rehearsed=True,
         named=bool(options.targets),
     )
-    write_json_report(report)
-    write_page(report, folder / "report.html")
+    return write_reports(report)
+
+
+def write_reports(report: Readiness) -> Readiness:
+    """Write report.json and report.html into the rehearsal's folder; where that fails, the report that is returned says why."""
+    try:
+        write_json_report(report)
+        write_page(report, report.context.folder / "report.html")
+    except UserError as error:
+        return replace(report, unwritten=error.message)
     return report
 
 

@@ -67,6 +67,7 @@ class Readiness:
         late: minutes and dollars by when a failure would show on the target; empty without a plan.
         seconds: it took. called: recipe and overrides as typed. rehearsed: the scale model was run too.
         named: the rigs were asked for by name, so that files of a model may be fetched there; False: they are the default.
+        unwritten: why report.json or report.html could not be written; None: they are there.
     """
 
     context: Context
@@ -77,6 +78,7 @@ class Readiness:
     called: Sequence[str]
     rehearsed: bool = False
     named: bool = False
+    unwritten: str | None = None
 
     @property
     def recipe(self) -> Recipe | None:
@@ -246,9 +248,8 @@ class Readiness:
 
     def to_json(self) -> dict[str, Any]:
         """Return what is written to report.json; its keys are stable."""
-        folder = (
-            {"folder": str(self.context.folder), "report": str(self.context.folder / "report.html")} if self.rehearsed else {}
-        )
+        page = None if self.unwritten else str(self.context.folder / "report.html")
+        folder = {"folder": str(self.context.folder), "report": page} if self.rehearsed else {}
         return {
             "format": FORMAT,
             "recipe": self.name,

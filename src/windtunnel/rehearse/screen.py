@@ -253,7 +253,8 @@ def _print_verdict(console: Any, report: Readiness) -> None:
     if dearest is not None and dearest.dollars:
         console.print(Text(f"found on {report.late_target} instead, {dearest.rule}: ${dearest.dollars:,.2f}"))
     if report.rehearsed:
-        console.print(Text(f"report: {report.context.folder / 'report.html'}  ({report.seconds:.0f} s)"), soft_wrap=True)
+        where = f"report: {report.context.folder / 'report.html'}" if report.unwritten is None else f"warn: {report.unwritten}"
+        console.print(Text(f"{where}  ({report.seconds:.0f} s)"), soft_wrap=True)
     else:
         console.print(Text(f"{report.seconds:.0f} s", style="dim"))
     console.print(Text(f"{report.next_place}: {report.next_command}"), soft_wrap=True)
