@@ -390,6 +390,8 @@ def test_disk() -> None:
     refused = make_plan(recipe, small, corpus_tokens=1e9)
     assert not refused.fits
     assert "disk" in refused.reasons[0]
+    full = make_plan(charlm("model.depth=2", "budget.steps=5"), replace(laptop(), disk_free_gib=0.001), corpus_tokens=1e4)
+    assert "MiB of disk at its peak, 1.0 MiB are free; make room" in full.reasons[0]
 
 
 def test_no_more_checkpoints_take_disk_than_are_saved() -> None:

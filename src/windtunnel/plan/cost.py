@@ -36,7 +36,7 @@ from windtunnel.recipe import (
 )
 from windtunnel.rig import Rig
 
-from .text import hours_text
+from .text import gib_text, hours_text
 from .types import Alternative
 
 # English text and code: about four bytes a token with vocabularies of thousands.
@@ -332,7 +332,8 @@ def money_and_disk(budget: Budget, rig: Rig, speed: Pace, length: Length, disk: 
         ]
         options.append(Alternative(" ".join(raised), "room for steps beyond starting up"))
     if rig.disk_free_gib is not None and disk > rig.disk_free_gib:
-        reasons.append(f"the run needs {disk:,.1f} GiB of disk at its peak, {rig.disk_free_gib:,.1f} GiB are free")
+        free = f"{gib_text(rig.disk_free_gib)} are free; make room, or name a folder on another disk with --root"
+        reasons.append(f"the run needs {gib_text(disk)} of disk at its peak, {free}")
         fewer = "--set checkpoints.keep_hourly=false --set checkpoints.keep_best=1"
         options.append(Alternative(fewer, "keeps fewer checkpoints"))
     return reasons, options

@@ -149,10 +149,10 @@ def _pace(plan: Plan) -> list[tuple[str, str, str]]:
 
 def _keeping(plan: Plan) -> list[tuple[str, str, str]]:
     s = plan.sources
-    free = "" if plan.disk_free_gib is None else f", {plan.disk_free_gib:,.0f} GiB free"
+    free = "" if plan.disk_free_gib is None else f", {gib_text(plan.disk_free_gib)} free"
     rows = [
-        ("checkpoint", _gib(plan.checkpoint_gib), s["checkpoint_gib"]),
-        ("disk", f"{_gib(plan.disk_gib)} at the peak{free}", s["disk_gib"]),
+        ("checkpoint", gib_text(plan.checkpoint_gib), s["checkpoint_gib"]),
+        ("disk", f"{gib_text(plan.disk_gib)} at the peak{free}", s["disk_gib"]),
     ]
     return rows + [
         (name.replace("_", " "), f"{value:.4g}", s[f"hyper.{name}"])
@@ -183,5 +183,6 @@ def hours_text(hours: float) -> str:
     return f"{hours:.2f} h" if hours >= 1 else f"{hours * 60:.1f} min"
 
 
-def _gib(gib: float) -> str:
-    return f"{gib:.2f} GiB" if gib >= 0.1 else f"{gib * 1024:.1f} MiB"
+def gib_text(gib: float) -> str:
+    """Write an amount of memory or disk: MiB below a tenth of a GiB."""
+    return f"{gib:,.2f} GiB" if gib >= 0.1 else f"{gib * 1024:,.1f} MiB"
