@@ -196,6 +196,20 @@ def test_a_detached_run_is_found_followed_and_stopped_from_another_shell(place: 
 
 
 @pytest.mark.timeout(400)
+def test_a_run_whose_folder_cannot_be_written_is_stopped_by_a_signal(place: Path, start: Start) -> None:
+    process = start("full", "tiny.yaml", "--set", "budget.steps=100000", "--set", "bands.overfit_patience=100000")
+    run = run_in(place / "full")
+    (run / "stop").mkdir()  # in the request's place, which fails as on a full disk
+    done = subprocess.run([*WINDTUNNEL, "stop", str(run), "--json"], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert f"run folder {run} cannot be written: Is a directory" in done.stderr
+    told = json.loads(done.stdout)
+    assert (told["status"], told["reason"]) == ("stopped", "SIGTERM")
+    assert told["step"] == saved(run) > 0
+    assert process.wait(60) == 3
+
+
+@pytest.mark.timeout(400)
 def test_a_run_whose_folder_is_moved_trains_on_in_it(place: Path, start: Start, whole: dict[int, float]) -> None:
     process = start("moving", "tiny.yaml", "--json")
     run = run_in(place / "moving")

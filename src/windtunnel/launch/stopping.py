@@ -35,7 +35,8 @@ class Stopped:
 def stop_run(folder: Path, *, seconds: float, kill: bool = False, say: Callable[[str], None]) -> Stopped:
     """Ask the process that trains a run to save and end; return how the run stands then.
 
-    The request is a file in the run's folder, so that it reaches a run on another machine that shares the folder.
+    The request is a file in the run's folder, so that it reaches a run on another machine that shares the folder. Where the
+    folder cannot be written, as on a full disk, a process of this machine gets SIGTERM, which asks for the same.
 
     Args:
         folder: of the run.
@@ -44,7 +45,7 @@ def stop_run(folder: Path, *, seconds: float, kill: bool = False, say: Callable[
         say: told what is waited for.
 
     Raises:
-        UserError: no run folder, one that cannot be written, or a kill of a process of another machine.
+        UserError: no run folder; or of a process of another machine, a folder that cannot be written, or a kill.
     """
     RunFolder.open(folder)
     by = holder(folder)
@@ -57,7 +58,11 @@ def stop_run(folder: Path, *, seconds: float, kill: bool = False, say: Callable[
     try:
         write_atomic(folder / STOP_FILE, asked + "\n")
     except OSError as error:
-        raise UserError(f"run folder {folder} cannot be written: {error.strerror or error}") from None
+        why = f"run folder {folder} cannot be written: {error.strerror or error}"
+        if not by.here:
+            raise UserError(why, f"make room there, or on {by.host}: windtunnel stop {folder}") from None
+        say(why)
+        by.send(signal.SIGTERM)
     say(f"asked {by} to save and end")
     began = reminded = time.monotonic()
     while (left := holder(folder)) is not None and left == by and time.monotonic() - began < seconds:
