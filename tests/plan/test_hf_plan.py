@@ -444,6 +444,14 @@ def test_no_plan_is_faster_than_its_products(model: str, adapter: bool) -> None:
     assert "PaLM" in said[0]
 
 
+def test_gathering_over_slow_links_takes_no_more_bandwidth_from_computation() -> None:
+    rig = parse_rig("8xH200")
+    fixed = (FULL, "model.config=llama-3.1-8b", "layout.shard=full", "layout.recompute=none", "stages.sft.micro_batch=4")
+    two, four, eight = (make_plan(finetune(*fixed), replace(rig, link_gbs=rig.link_gbs / n)).step_terms for n in (2, 4, 8))
+    assert eight["communication"] == pytest.approx(2 * four["communication"]) == pytest.approx(4 * two["communication"])
+    assert eight["memory bandwidth"] == pytest.approx(four["memory bandwidth"]) == pytest.approx(two["memory bandwidth"])
+
+
 @pytest.mark.parametrize("sets", [("model.depth=8",), ("model.depth=8", "stages.pretrain.precision=fp8"), ("model.window=SSL",)])
 def test_no_pretraining_is_faster_than_its_products(sets: tuple[str, ...]) -> None:
     long, short = (make_plan(load_recipe("charlm", (*sets, f"model.sequence={n}")), parse_rig("H200")) for n in (131_072, 2048))
