@@ -1,6 +1,7 @@
 """Evaluating a real run folder: checkpoints by the run room, data by the data room, a model trained a little."""
 
 import dataclasses
+import html
 import json
 import math
 from contextlib import closing
@@ -20,6 +21,7 @@ from windtunnel.generate import gpt_generator
 from windtunnel.model import GPT, build_gpt, build_model, gpt_shape, load_weights, recipe_shape, use_supervision
 from windtunnel.recipe import Recipe, UserError
 from windtunnel.run import RunFolder
+from windtunnel.watch import write_run_page
 
 RECIPE = {
     "name": "tiny",
@@ -66,6 +68,9 @@ def test_the_best_checkpoint_is_measured_and_reported(made: tuple[Path, Recipe, 
     assert seen == sorted(seen)
     assert seen[-1] == 1
     assert json.loads((path / "evaluation.json").read_text()) == json.loads(json.dumps(report.to_json()))
+    wrong, page = report.exact_match.wrong[0], write_run_page(path).read_text(encoding="utf-8")
+    assert html.escape(f"wrong: expected {wrong['expected']}") in page
+    assert html.escape(wrong["got"]) in page
     again = evaluate_run(path, prepared=data).to_json()
     for key in ("bits_per_byte", "validation_loss", "exact_match", "samples"):
         assert again[key] == report.to_json()[key]

@@ -11,6 +11,7 @@ from .text import share
 
 FILE = "evaluation.json"
 MOST_SAMPLES, MOST_WRONG = 4, 3
+TRUTH, ANSWER = {"exact_match": "expected", "answers": "truth"}, {"exact_match": "got", "answers": "answer"}
 LONGEST = 1500
 """Letters of a sample."""
 
@@ -62,6 +63,6 @@ def _samples(told: dict[str, Any]) -> list[Sample]:
     for key in ("exact_match", "answers"):
         for one in ((told.get(key) or {}).get("wrong") or [])[:MOST_WRONG]:
             why = f"; {one['why']}" if one.get("why") else ""
-            note = f"wrong: expected {one.get('truth', '?')}{why}"
-            found.append(Sample(str(one.get("prompt", "")), f" {one.get('answer', '')}"[:LONGEST], note))
+            note = f"wrong: expected {one.get(TRUTH[key], '?')}{why}"
+            found.append(Sample(str(one.get("prompt", "")), f" {one.get(ANSWER[key], '')}"[:LONGEST], note))
     return found
