@@ -270,6 +270,31 @@ def test_lines_of_prompts_and_answers_are_judged_at_the_separator(tmp_path: Path
     assert all(sample.prompt.endswith("B") for sample in report.samples)
 
 
+def test_prompts_and_answers_may_be_records_and_what_has_none_is_told(tmp_path: Path) -> None:
+    lines = tmp_path / "sums.jsonl"
+    lines.write_text("".join(json.dumps({"text": f"{i}+{i % 7}={i + i % 7}"}) + "\n" for i in range(300)))
+
+    def recipe(after: str) -> Recipe:
+        text = {"corpus": {"kind": "text", "files": [str(lines)], "answer_after": after}, "validation": 0.3}
+        return Recipe.model_validate({**RECIPE, "data": text})
+
+    data = prepare(recipe("="), cache=tmp_path / "cache")
+    assert data.documents == 300, "each record is a document"
+    assert len(held_out_problems(data, 500, 1, "=")) == data.validation_documents
+    with pytest.raises(UserError, match="answer_after: 'B' stands in none of the 300 documents"):
+        prepare(recipe("B"), cache=tmp_path / "cache")
+    few = recipe("299+5=")  # in one document, which is trained on
+    data = prepare(few, cache=tmp_path / "cache")
+    assert held_out_problems(data, 500, 1, "299+5=") == []
+    with RunFolder.create(tmp_path / "runs", few, rig={}) as run:
+        data.tokenizer.save(run.tokenizer_path)
+        save(run, random_gpt(few, data, 1), 1)
+    report = evaluate_run(run.path, prepared=data)
+    assert report.exact_match is None
+    assert report.warnings == ("no held-out document has an answer after '299+5=' (data.corpus.answer_after): no exact match",)
+    assert not report.substitute
+
+
 def test_an_answer_at_a_separator_is_right_when_the_document_ends_with_it() -> None:
     tokenizer = Characters("0123456789+-HBL.\n")
     known = [Problem("H1+2B", "3", ""), Problem("H12+34B", "46", ""), Problem("H5-17B", "-12", "")]

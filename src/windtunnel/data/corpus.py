@@ -177,7 +177,8 @@ def read_documents(file: CorpusFile, separator: str | None, longest: int = LARGE
     elif separator is not None:
         raise UserError(
             f"data.corpus.separator divides plain text, and {file.path} is {form}: each record is a document",
-            "--set data.corpus.separator=null, or data.corpus.format=text to train on braces and keys",
+            f"--set data.corpus.separator=null --set data.corpus.format={'jsonl' if form == 'jsonl' else 'parquet'}, or "
+            "data.corpus.format=text to train on braces and keys",
         )
     else:
         yield from _read_records(file, form, longest)

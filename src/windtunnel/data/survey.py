@@ -37,7 +37,7 @@ _EXPECTED_ENOUGH = 50
 
 @dataclass
 class Survey:
-    """What a corpus holds. `threshold`: documents whose key is below it are the validation split."""
+    """What a corpus holds. `threshold`: documents whose key is below it are the validation split. `mark`: looked for in them."""
 
     documents: int = 0
     bytes: int = 0
@@ -47,6 +47,8 @@ class Survey:
     threshold: int = 0
     notes: list[str] = field(default_factory=list)
     characters: np.ndarray[Any, np.dtype[Any]] | None = None
+    mark: str = ""
+    marked: bool = False
 
     @property
     def alphabet(self) -> str:
@@ -60,6 +62,7 @@ class Survey:
         self.bytes += len(batch.text)
         self.lowest_key = min(self.lowest_key, int(batch.keys.min()))
         self.highest_key = max(self.highest_key, int(batch.keys.max()))
+        self.marked = self.marked or (bool(self.mark) and self.mark.encode() in batch.text.tobytes())
         if self.characters is not None and len(batch.text):
             if int(batch.text.max()) < 128:
                 self.characters[:128] |= np.bincount(batch.text, minlength=128)[:128] > 0
@@ -80,13 +83,24 @@ def survey_text(data: Data, files: list[CorpusFile], separator: str | None, prog
     total = sum(f.size for f in files)
     few = separator is None and len(files) < FEW_DOCUMENTS and all(form_of(f.path, f.format) == "text" for f in files)
     piece = max(SMALLEST_PIECE, min(PIECE, int(total * data.validation)))
-    found = _scan(files, separator, piece if few else LARGEST_DOCUMENT, auto, progress)
+    mark = data.corpus.answer_after or "" if isinstance(data.corpus, TextCorpus) else ""
+
+    def scan(longest: int) -> Survey:
+        characters = np.zeros(0x110000, dtype=bool) if auto else None
+        return _scan(files, separator, Survey(longest=longest, characters=characters, mark=mark), progress)
+
+    found = scan(piece if few else LARGEST_DOCUMENT)
     if not few and found.documents < FEW_DOCUMENTS:
-        found, few = _scan(files, separator, piece, auto, progress), True
+        found, few = scan(piece), True
     if few:
         found.notes.append(f"fewer than {FEW_DOCUMENTS} documents: those longer than {piece:,} bytes are cut into pieces")
     if found.documents == 0:
         raise UserError("data.corpus: no text in its documents", "give files, or a corpus, with text in them")
+    if mark and not found.marked:
+        raise UserError(
+            f"data.corpus.answer_after: {mark!r} stands in none of the {found.documents:,} documents, so none has an answer",
+            "give what their prompts end with, or leave it out",
+        )
     return split_by_key(found, data.validation)
 
 
@@ -107,10 +121,9 @@ def survey_arithmetic(corpus: ArithmeticCorpus, seed: int, share: float) -> Surv
     return split_by_key(found, share)
 
 
-def _scan(files: list[CorpusFile], separator: str | None, longest: int, auto: bool, progress: Callable[[float], None]) -> Survey:
-    found = Survey(longest=longest, characters=np.zeros(0x110000, dtype=bool) if auto else None)
+def _scan(files: list[CorpusFile], separator: str | None, found: Survey, progress: Callable[[float], None]) -> Survey:
     total = sum(f.size for f in files)
-    for batch in text_batches(files, separator, longest):
+    for batch in text_batches(files, separator, found.longest):
         found.add(batch)
         progress(min(1.0, found.bytes / total))
     return found

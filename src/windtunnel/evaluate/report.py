@@ -257,12 +257,15 @@ def evaluate_run(
     report(0.5, "exact match")
     match, puzzles, most = None, None, stage.exact_match_problems if problems is None else problems
     made: list[Sample] = []
+    warnings = loaded.warnings
     after = answer_after(loaded.recipe)
     if (data.corpus == "arithmetic" or after is not None) and most:
         asked = held_out_problems(data, most, loaded.recipe.seed + PROBLEM_SEED, after)
         if asked:
             with closing(loaded.generator([p.prompt for p in asked], answer_tokens(asked))) as generator:
                 match = exact_match(generator, asked)
+        elif after is not None:
+            warnings += (f"no held-out document has an answer after {after!r} (data.corpus.answer_after): no exact match",)
     if data.corpus == "sudoku":
         puzzles = puzzle_report(model, data, most=max(1, most))
     else:
@@ -283,7 +286,7 @@ def evaluate_run(
         puzzles=puzzles,
         supervision=used,
         by_step=_by_step(model, validation),
-        warnings=loaded.warnings,
+        warnings=warnings,
         substitute=bool(loaded.warnings),
     )
     result = replace(result, unwritten=_write(run / _file_name(checkpoint, supervision), result))

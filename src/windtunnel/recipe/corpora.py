@@ -13,6 +13,8 @@ from .units import Count
 ARITHMETIC_ALPHABET = "0123456789+-HBL.\n"
 _FILES = "paths or globs, relative to the recipe's folder or the current one; gzip and zstd are read as they are"
 
+_OF_RECORDS = (".jsonl", ".ndjson", ".parquet", ".arrow")
+
 
 class TextCorpus(Section):
     """The user's own documents: plain text, JSON lines or Parquet."""
@@ -30,16 +32,20 @@ class TextCorpus(Section):
         None,
         min_length=1,
         description="what a prompt ends with, such as '=' or 'B': what follows it in a document is the answer, and held-out "
-        "documents are answered and judged by exact match; documents are then lines, unless separator says otherwise",
+        "documents are answered and judged by exact match; of plain text, documents are then lines, unless separator says "
+        "otherwise",
     )
 
     @model_validator(mode="before")
     @classmethod
     def _lines(cls, data: object) -> object:
-        """Make lines the documents of prompts and answers: a file as one document would have one prompt."""
+        """Make lines of plain text the documents of prompts and answers: a file as one document would have one prompt."""
         if not isinstance(data, dict) or not data.get("answer_after") or data.get("separator") is not None:
             return data
-        plain = data.get("format", "auto") in ("auto", "text")
+        files = data.get("files")
+        names = [str(file).removesuffix(".gz").removesuffix(".zst") for file in (files if isinstance(files, list) else [])]
+        records = any(name.endswith(_OF_RECORDS) for name in names)
+        plain = data.get("format", "auto") == "text" or (data.get("format", "auto") == "auto" and not records)
         return data | {"separator": "\n"} if plain else data
 
 
