@@ -195,6 +195,9 @@ def test_a_lone_file_is_cut_so_that_it_can_be_split(tmp_path: Path) -> None:
     assert prepared.validation_documents >= 1
     assert all(d.startswith("paragraph") for d in train + validation)
     assert "cut into pieces" in prepared.notes[0]
+    tokens = len(prepared.validation.array)
+    said = f"{tokens:,} tokens are held out: their loss varies by some {tokens**-0.5:.1%}; raise data.validation"
+    assert said in prepared.notes[-1]
 
 
 def test_two_documents_are_enough_and_one_is_not(tmp_path: Path) -> None:

@@ -208,8 +208,8 @@ def _in_range(prepared: PreparedData) -> None:
 
 # Enough tokens for a step and an epoch, and for a validation loss that is not noise.
 
-NOISY_TOKENS, USELESS_TOKENS = 20_000, 1_000
-"""The standard error of a mean over n tokens, about 1 / sqrt(n) nats: 0.007 and 0.03."""
+USELESS_TOKENS = 1_000
+"""The standard error of a mean over n tokens is about 1 / sqrt(n) nats: 0.03 here, 0.007 of NOISY_TOKENS."""
 LOPSIDED = 5.0
 
 
@@ -219,6 +219,8 @@ def _tokenized(context: Context) -> bool:
 
 def amount(context: Context, say: Say) -> Evidence:
     """Compare the tokens of both splits with what a sequence, a step and the run take."""
+    from .write import NOISY_TOKENS
+
     found = Findings()
     train, held_out, how = _tokens(context)
     sequence, share = context.recipe.gpt.sequence, context.recipe.data.validation

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 STRETCH = 64 << 10
 """Bytes that a sample takes of a document at a time."""
 NAMES = ("train", "validation")
+NOISY_TOKENS = 20_000  # held out: with fewer, a loss says little of small gains
 T = TypeVar("T")
 R = TypeVar("R")
 MakeBatch = Callable[[], DocumentBatch]
@@ -152,6 +153,10 @@ def _write(tokenizer: Tokenizer, found: Survey, batches: Iterable[MakeBatch], fo
                 f"the {name} split has no text left: {sum(skipped.values()):,} characters are not in data.tokenizer.alphabet",
                 "--set data.tokenizer.alphabet=auto",
             )
+    held_out = splits[NAMES[1]].tokens
+    if held_out < NOISY_TOKENS:
+        varies = f"{held_out:,} tokens are held out: their loss varies by some {held_out**-0.5:.1%}"
+        found.notes.append(f"{varies}; raise data.validation, or give more text")
     return Written(tokenizer, splits, skipped, found.notes)
 
 
