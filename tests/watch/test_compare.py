@@ -76,6 +76,21 @@ def verb(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
     return int(ended.value.code or 0), captured.out, captured.err
 
 
+def test_differences_are_written_as_in_a_recipe_in_a_line_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def of(name: str, embeddings: str, separator: str) -> str:
+        corpus = '{kind: text, files: [a.txt], separator: "' + separator + '"}'
+        sets = [f"model.value_embeddings={embeddings}", f"data.corpus={corpus}"]
+        made = RunFolder.create(tmp_path / name, load_recipe("charlm", sets), rig={}, plan={})
+        made.close()
+        return str(made.path)
+
+    code, out, _ = verb(capsys, "compare", of("a", "true", r"\n"), of("b", "false", r"\n\n"))
+    rows = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line.strip()}
+    assert code == 0
+    assert rows["model.value_embeddings"] == ["true", "false"]
+    assert rows["data.corpus.separator"] == [r"'\n'", r"'\n\n'"]
+
+
 def test_the_verbs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = [str(run(tmp_path, depth, losses)) for depth, losses in ((4, [3.0, 2.4]), (5, [2.9, 2.2]), (6, [2.8, 2.1, 2.05]))]
     code, out, _ = verb(capsys, "compare", *paths)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from windtunnel.watch import RunResult
 
 LONGEST = 60
+WRITTEN = {None: "null", True: "true", False: "false"}
 
 
 def compare(
@@ -83,5 +84,7 @@ def _tables(results: Sequence[RunResult], short: Sequence[str]) -> None:
 
 
 def _value(value: Any) -> str:
-    text = "null" if value is None else str(value)
+    """Write a key's value as a recipe does, in one line."""
+    text = WRITTEN[value] if value is None or isinstance(value, bool) else str(value)
+    text = text if text.isprintable() else repr(text)
     return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
