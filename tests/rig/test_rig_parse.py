@@ -78,6 +78,9 @@ def test_instances_are_there() -> None:
         ("T4 (Google Colab)", "T4", 1, 1, "gpu"),
         ("colab pro A100", "A100-40", 1, 1, "gpu"),
         ("Kaggle T4 x2", "2xT4", 2, 1, "node"),
+        ("4090x2", "2xRTX4090", 2, 1, "node"),
+        ("rtx 3090 * 4", "4xRTX3090", 4, 1, "node"),
+        ("RTX4090x2", "2xRTX4090", 2, 1, "node"),
         ("my 3090", "RTX3090", 1, 1, "gpu"),
         ("2x DGX A100", "2x(8xA100-80)", 16, 2, "cluster"),
         ("a2-highgpu-4g", "4xA100-40", 4, 1, "node"),
@@ -201,7 +204,7 @@ def test_what_no_plan_is_made_for_is_named_as_such(text: str, maker: str) -> Non
     assert "did you mean" not in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["V100", "8xA6000", "3090 Ti", "B300"])
+@pytest.mark.parametrize("text", ["V100", "8xA6000", "3090 Ti", "B300", "5060 Ti", "RTX4090 Laptop", "4080", "2x RTX 2080 Ti"])
 def test_gpus_that_are_not_listed_are_not_taken_for_others(text: str) -> None:
     with pytest.raises(UserError, match=r"describe it in ~/.config/windtunnel/rigs.yaml") as caught:
         parse_rig(text)

@@ -15,7 +15,9 @@ _MEMORY_WITHIN = re.compile(r"(\d{2,3})\s*g(?:i?b)?\s+((?:sxm|pcie|nvl)\w*)$", r
 _MANY = re.compile(r"(?<=\d{3})s\b")  # H100s, 4090s; an L40S is another GPU than an L40
 _DGX = re.compile(r"^(?:(\d+)\s*[x×*]?\s*)?dgx[\s-]+([ahb][12]00)(?:\s+(?:node|server|machine)s?)?$", re.I)
 _ONE_NODE = re.compile(r"^(\d+\s*[x×*].*|.*\s[x×*:]\s*\d+)\s+(?:node|server|machine|instance)$", re.I)
-_LATER = re.compile(r"^(?P<name>[A-Za-z][^:x×*]*?)\s*(?::|\s[x×*]\s*|[x×*])\s*(?P<count>\d{1,3})$")
+_LATER = re.compile(
+    r"^(?P<name>(?:rtx[\s_-]*\d|[A-Za-z]|[3-5]090(?!\d))[^:x×*]*?)\s*(?::|\s[x×*]\s*|[x×*])\s*(?P<count>\d{1,3})$", re.I
+)
 _NODES = re.compile(r"^(?P<nodes>\d+)\s*nodes?\s*(?:of|with|[x×*,])?\s*(?P<rest>.+?)(?:\s+each)?$", re.I)
 _TWICE = re.compile(r"^(?P<nodes>\d+)\s*[x×*]\s*(?P<count>\d+)\s*[x×*]?\s*(?P<name>[A-Za-z].*)$")
 _BARE = re.compile(r"^(?P<count>\d{1,3})\s+(?P<name>(?![xX]\s)[A-Za-z].*)$")
@@ -83,11 +85,10 @@ ARCHITECTURES = {
 PROVIDERS = r"aws|amazon|gcp|google|azure|lambda(?: labs)?|runpod|modal|coreweave|vast(?:\.ai)?|together|crusoe|nebius|oracle"
 UNLISTED = frozenset({
     "p100", "v100", "a10", "a16", "a30", "a40", "a6000", "rtxa6000", "a5000", "rtxa5000", "rtx6000ada", "rtxpro6000", "h800",
-    "a800", "h20", "l40", "b300", "gb300", "3080", "rtx3080", "3090ti", "rtx3090ti", "4080", "rtx4080", "5080", "rtx5080",
-    "2080ti", "rtx2080ti", "dgxspark", "gb10", "h200nvl", "b100",
+    "a800", "h20", "l40", "b300", "gb300", "dgxspark", "gb10", "h200nvl", "b100",
 })  # fmt: skip
 """GPUs that exist and are not in the catalog: another name that looks alike is no help."""
-_OLD = re.compile(r"(?:gtx)?(?:9\d0|1[06]\d0)(?:ti|super)?|titan\w*")
+_OTHERS = re.compile(r"(?:gtx)?(?:9\d0|1[06]\d0)(?:ti|super)?|titan\w*|(?:rtx)?[2-5]0[5-9]0(?:ti|super|d|laptop|mobile)*")
 
 
 def tidy(text: str) -> tuple[str, str]:
@@ -196,9 +197,8 @@ def without_memory(name: str) -> list[tuple[str, float]]:
 def is_unlisted(name: str) -> bool:
     """Whether a GPU by that name exists and is not in the catalog, whatever its memory and form."""
     wanted = re.sub(r"(?:sxm|pcie)\d?", "", plain(name))
-    return bool(_OLD.fullmatch(wanted)) or any(
-        short in UNLISTED for short in (wanted, *(short for short, _ in without_memory(wanted)))
-    )
+    shorts = (wanted, *(short for short, _ in without_memory(wanted)))
+    return any(short in UNLISTED or _OTHERS.fullmatch(short) for short in shorts)
 
 
 def unclear(text: str) -> tuple[str, str] | None:
