@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -196,6 +197,8 @@ def test_validation_is_due_at_its_interval_at_the_end_and_before_a_save_by_the_c
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has"), " (2.50 GiB more were not there)"),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 4294967296 bytes."),
          " (4.00 GiB more were not there)"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4194304 bytes."),
+         " (4.00 MiB more were not there)"),
         (MemoryError(), ""),
     ],
 )  # fmt: skip
@@ -203,6 +206,15 @@ def test_running_out_of_memory_is_told_whatever_says_so(error: BaseException, sh
     assert out_of_memory(error)
     assert short_of(error) == short
     assert not out_of_memory(RuntimeError("shape mismatch"))
+
+
+def test_a_shells_limit_of_memory_is_told_beside_what_was_lacking() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (2**50, limits[1]))
+    try:
+        assert short_of(MemoryError()) == " (this shell allows 1,073,741,824 MiB of addresses: ulimit -v unlimited)"
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
 def test_what_needs_less_memory() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import resource
 import shlex
 from pathlib import Path
 
@@ -34,14 +35,17 @@ def lost_peer(error: BaseException) -> bool:
 
 
 def short_of(error: BaseException) -> str:
-    """Return what could not be had, as ' (...)' in few words; empty where it does not say."""
-    found = re.search(r"ried to allocate ([\d.]+) ?(GiB|MiB|KiB|bytes)", str(error))
-    if found is None:
-        return ""
-    size, unit = float(found[1].rstrip(".")), found[2]
-    if unit == "bytes":
-        size, unit = size / 2**30, "GiB"
-    return f" ({size:,.2f} {unit} more were not there)"
+    """Return what could not be had, as ' (...)' in few words, and a shell's limit; empty where it does not say."""
+    said = []
+    if found := re.search(r"ried to allocate ([\d.]+) ?(GiB|MiB|KiB|bytes)", str(error)):
+        size, unit = float(found[1].rstrip(".")), found[2]
+        if unit == "bytes":
+            size, unit = (size / 2**30, "GiB") if size >= 2**27 else (size / 2**20, "MiB")
+        said.append(f"{size:,.2f} {unit} more were not there")
+    allowed = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if allowed != resource.RLIM_INFINITY:
+        said.append(f"this shell allows {allowed / 2**20:,.0f} MiB of addresses: ulimit -v unlimited")
+    return f" ({'; '.join(said)})" if said else ""
 
 
 def lighter(run: Path, layout: Layout, stage: str, *, recomputes: bool, shards: bool = False) -> str:
