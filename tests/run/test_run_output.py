@@ -1,6 +1,7 @@
 """Logs and streams: rotated, moved, full, closed; a training that prints neither fails nor waits."""
 
 import os
+import resource
 import threading
 from pathlib import Path
 
@@ -17,6 +18,45 @@ def test_a_log_is_rotated_and_read_in_order(tmp_path: Path) -> None:
     assert all(path.stat().st_size <= 400 for path in files)
     lines = [line.partition("  ")[2] for path in files for line in path.read_text().splitlines()]
     assert lines == [f"line {number}" for number in range(60 - len(lines), 60)]
+
+
+def test_a_log_that_cannot_be_rotated_keeps_what_it_has_and_writes_nowhere_else(tmp_path: Path) -> None:
+    log = RunLog(tmp_path, most_bytes=400, kept=2)
+    for number in range(30):
+        log.write(f"line {number}")
+    before = [path.read_text() for path in log_files(tmp_path)]
+    (tmp_path / ".output.log.next").mkdir()  # as on a disk that takes no other file
+    for number in range(30, 50):
+        log.write(f"line {number}")
+    with open(tmp_path / "another", "w") as another:
+        log.write("line 50")
+        another.write("its own")
+    assert (tmp_path / "another").read_text() == "its own"
+    files = log_files(tmp_path)
+    assert [path.read_text() for path in files[:-1]] == before[:-1]
+    assert files[-1].read_text().startswith(before[-1])
+    (tmp_path / ".output.log.next").rmdir()
+    log.write("line 51")
+    assert (tmp_path / "output.log").read_text().endswith("  line 51\n")
+    log.close()
+
+
+def test_a_line_after_one_that_was_cut_off_begins_anew(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    log = RunLog(tmp_path)
+    log.write("first")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (40, limits[1]))
+    try:
+        log.write("second, cut off")
+        log.write("third, lost")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    log.write("fourth")
+    log.close()
+    lines = (tmp_path / "output.log").read_text().splitlines()
+    assert len(lines) == 3
+    assert lines[0].endswith("  first")
+    assert lines[2].endswith("  fourth")
 
 
 def test_a_log_follows_its_folder_and_keeps_the_last_state_of_a_progress_bar(tmp_path: Path) -> None:

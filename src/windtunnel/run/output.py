@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 LOG = "output.log"
+NEXT_LOG = f".{LOG}.next"
 LOGS = "logs"
 """In the run's folder: a file for each engine and each process that judges, NAME.log."""
 LOG_BYTES = 10_000_000
@@ -41,6 +42,7 @@ class RunLog:
         self._folder = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         self._file = self._open()
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._cut = False  # whether the disk was full within the last line
 
     @property
     def tail(self) -> list[str]:
@@ -56,7 +58,7 @@ class RunLog:
             # Asked each time instead of counted: `log_only` may append to the same file.
             if os.fstat(self._file).st_size + len(data) > self._most:
                 self._rotate()
-            os.write(self._file, data)
+            self._cut = os.write(self._file, b"\n" * self._cut + data) < len(data) + self._cut
 
     def moved(self, path: Path) -> bool:
         """Whether the folder is no longer at `path`."""
@@ -78,16 +80,18 @@ class RunLog:
         os.close(self._file)
         os.close(self._folder)
 
-    def _open(self) -> int:
-        return os.open(LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644, dir_fd=self._folder)
+    def _open(self, name: str = LOG) -> int:
+        return os.open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644, dir_fd=self._folder)
 
     def _rotate(self) -> None:
-        os.close(self._file)
+        """Begin another file. It is made first: where that fails nothing is renamed, and no closed descriptor is written to."""
+        file = self._open(NEXT_LOG)
         names = [LOG, *(f"{LOG}.{number}" for number in range(1, self._kept + 1))]
-        for newer, older in zip(names[-2::-1], names[:0:-1], strict=True):
+        for newer, older in (*zip(names[-2::-1], names[:0:-1], strict=True), (NEXT_LOG, LOG)):
             with contextlib.suppress(FileNotFoundError):
                 os.rename(newer, older, src_dir_fd=self._folder, dst_dir_fd=self._folder)
-        self._file = self._open()
+        os.close(self._file)
+        self._file = file
 
 
 def log_files(folder: Path) -> list[Path]:
