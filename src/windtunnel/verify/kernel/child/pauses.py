@@ -7,11 +7,17 @@ Runs only in sandboxed children.
 from __future__ import annotations
 
 import inspect
+import math
 import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
+from triton.runtime import interpreter
+
+from windtunnel.verify.kernel.child.together import MOST_TOGETHER, Apart
 
 SHARE_OF_LAUNCHES = 0.5  # in which programs stop; in the others each runs at one go
 SHARE_OF_ATOMICS = 0.4  # after which a program stops in such a launch
@@ -95,6 +101,10 @@ def made_once(holder: Any, access: Callable[..., Any], *, word: int | None = Non
     """
 
     def made(*given: Any, **named: Any) -> Any:
+        if holder.numbers is not None:
+            if word is not None:
+                raise Apart(most=1)
+            return access(*given, **named)
         result = holder.pauses.access(lambda: access(*given, **named))
         if word is not None:
             holder.pauses.may_stop(given[word], result)
@@ -103,8 +113,11 @@ def made_once(holder: Any, access: Callable[..., Any], *, word: int | None = Non
     return made
 
 
-class Interrupted:
-    """What the interpreter calls for each program of a grid in the kernel's place. holder: of the launch's log and its pauses."""
+class Grid:
+    """What the interpreter calls in the kernel's place, once for a launch: programs together where they can, else one by one.
+
+    holder: of the launch's log, grid and pauses.
+    """
 
     def __init__(self, function: Any, holder: Any, builder: Any) -> None:
         self.function, self.holder, self.builder = function, holder, builder
@@ -113,26 +126,60 @@ class Interrupted:
 
     def __call__(self, **arguments: Any) -> None:
         """Run all programs of a launch, those that stopped in another order until all have come to their end."""
-        pauses, log = self.holder.pauses, self.holder.log
-        pauses.begin()
-        self._run(arguments)
-        if log.program < len(self.holder.order):
-            return
+        holder, pauses = self.holder, self.holder.pauses
+        self.builder.grid_dim = holder.grid
+        places = np.stack(np.unravel_index(np.arange(math.prod(holder.grid)), holder.grid), axis=1)
+        # A kernel that needs its programs in their order is right here by luck alone, and on a GPU not even then.
+        pauses.dice.shuffle(order := list(range(len(places))))
+        left = [places[order]]
+        while left:
+            some = left.pop()
+            most = holder.together.get(self.function, MOST_TOGETHER)
+            if len(some) > most:
+                left += [some[most:], some[:most]]
+            elif len(some) > 1:
+                left += self._together(some, arguments)
+            else:
+                holder.log.next_program()
+                pauses.begin()
+                self._run(tuple(some[0].tolist()), arguments)
         pauses.dice.shuffle(pauses.waiting)
         while pauses.waiting:
             program = pauses.waiting.popleft()
             pauses.resume(program)
-            log.resume(program.number)
-            self.builder.grid_idx = program.place
-            pauses.in_vain = 0 if self._run(arguments) else pauses.in_vain + 1
+            holder.log.resume(program.number)
+            pauses.in_vain = 0 if self._run(program.place, arguments) else pauses.in_vain + 1
 
-    def _run(self, arguments: dict[str, Any]) -> bool:
-        """Return whether the program came to its end."""
+    def _together(self, places: np.ndarray, arguments: Any) -> list[np.ndarray]:
+        """Run programs together; returns those that could not, of which nothing has happened then."""
+        holder, whole = self.holder, self.holder.log
+        whole.next_program(len(places))
+        numbers = np.arange(whole.program - len(places), whole.program) + 1
+        holder.log, holder.numbers, holder.undo = type(whole)(), numbers, []
+        self.builder.grid_idx = [column[:1] if (column == column[0]).all() else column for column in places.T]
+        try:
+            self.function(**arguments)
+        except (Apart, Exception) as why:  # an error is raised anew by the program that it comes from
+            apart = why if isinstance(why, Apart) else Apart(most=1)
+        else:
+            whole.take(holder.log)
+            return []
+        finally:
+            holder.log, holder.numbers = whole, None
+        for where, before in reversed(holder.undo):
+            interpreter._interpreter.store(where, before, np.ones(len(where), bool))
+        if not apart.parts:
+            holder.together[self.function] = apart.most
+        return [places[part] for part in apart.parts] or [places]
+
+    def _run(self, place: tuple[int, int, int], arguments: dict[str, Any]) -> bool:
+        """Run one program; returns whether it came to its end."""
         pauses, log = self.holder.pauses, self.holder.log
+        self.builder.grid_idx = place
         try:
             self.function(**arguments)
         except Paused:
             log.stop()
-            pauses.waiting.append(Waiting(self.builder.grid_idx, log.program, pauses.done))
+            pauses.waiting.append(Waiting(place, log.program, pauses.done))
             return False
         return True

@@ -9,6 +9,9 @@ import numpy as np
 
 MOST_ACCESSES = 6_000_000  # elements; then what is known of each address takes the place of its accesses
 
+Programs = tuple[int | np.ndarray, int | np.ndarray]
+"""The lowest and the highest number of the programs that make an access, of all elements or of each."""
+
 LOADS_WHAT_IS_STORED = "one program loads what another stores in the same launch"
 
 
@@ -73,11 +76,11 @@ class Accesses:
     parts: list[Touched] = field(default_factory=list)
     size: int = 0
 
-    def add(self, where: np.ndarray, program: int, values: np.ndarray | None = None) -> None:
-        """Add a program's accesses to these addresses, with the values where it stores some."""
-        who = np.broadcast_to(np.int64(program), where.shape)  # takes no memory
-        what = who if values is None else values
-        self.parts.append(Touched(where, who, who, what, what))
+    def add(self, where: np.ndarray, who: Programs, values: np.ndarray | None = None) -> None:
+        """Add accesses of programs to these addresses, with the values where they store some."""
+        first, last = (np.broadcast_to(np.int64(number), where.shape) for number in who)  # takes no memory
+        what = first if values is None else values
+        self.parts.append(Touched(where, first, last, what, what))
         self.size += len(where)
 
     def whole(self) -> Touched:
@@ -166,10 +169,19 @@ class Log:
         self.resumed = False
         self.most = MOST_ACCESSES
 
-    def next_program(self) -> None:
-        """Go on with the next program: of what this one stored last nobody can have been told."""
+    def next_program(self, number: int = 1) -> None:
+        """Go on with the next program, or with so many: of what this one stored last nobody can have been told."""
         self.kept.take(self.untold)
-        self.program, self.told = self.program + 1, False
+        self.program, self.told = self.program + number, False
+
+    def take(self, other: Log) -> None:
+        """Take what programs did that ran together, without atomic accesses."""
+        self.early.take(other.early)
+        self.stores.take(other.stores)
+        self.bare.take(other.bare)
+        self.kept.take(other.untold)
+        self.torn |= other.torn
+        self._bound()
 
     def stop(self) -> None:
         """Note that the program stops after an atomic access, and goes on later."""
@@ -181,33 +193,35 @@ class Log:
         self.untold = self.aside.pop(program)
         self.program, self.told, self.resumed = program, True, True
 
-    def loaded(self, where: np.ndarray) -> None:
-        """Note that the program loads from these addresses; what it loads while it holds a lock is its own."""
+    def loaded(self, where: np.ndarray, who: Programs | None = None) -> None:
+        """Note that the program, or those that run together, load from these addresses.
+
+        What a program loads while it holds a lock is its own.
+        """
         if self.locks.guard(self.program):
             return
-        (self.late if self.told else self.early).add(where, self.program)
+        (self.late if self.told else self.early).add(where, who or self._itself)
         self._bound()
 
-    def stored(self, where: np.ndarray, values: np.ndarray) -> None:
-        """Note that the program stores values to these addresses."""
+    def stored(self, where: np.ndarray, values: np.ndarray, who: Programs | None = None) -> None:
+        """Note that the program, or those that run together, store values to these addresses."""
+        who = who or self._itself
         if not self.torn and len(where) > 1:
-            order = np.argsort(where, kind="stable")
-            same = where[order][1:] == where[order][:-1]
-            self.torn = bool((same & (values[order][1:] != values[order][:-1])).any())
+            self.torn = _is_torn(where, values, np.broadcast_to(who[0], where.shape))
         if guard := self.locks.guard(self.program):
-            self.guarded.add(where, self.program, values)
-            self.guards.add(where, self.program, np.broadcast_to(np.int64(guard), where.shape))
+            self.guarded.add(where, who, values)
+            self.guards.add(where, who, np.broadcast_to(np.int64(guard), where.shape))
             self.locks.written(where, self.program)
         else:
             for kind in (self.stores, self.untold) if self.told else (self.stores, self.untold, self.bare):
-                kind.add(where, self.program, values)
+                kind.add(where, who, values)
         self._bound()
 
     def changed(self, where: np.ndarray, exchanged: np.ndarray | None = None) -> None:
         """Note a change by an atomic access. exchanged: of an exchange, the words that got another value."""
         self.told = True
         self.untold.clear()
-        self.changes.add(where, self.program)
+        self.changes.add(where, self._itself)
         if exchanged is None:
             self.locks.written(where, self.program)
         else:
@@ -220,6 +234,10 @@ class Log:
         if changed.size:
             self.untold.clear()
         self.locks.swapped(changed, self.program)
+
+    @property
+    def _itself(self) -> Programs:
+        return self.program, self.program
 
     def _bound(self) -> None:
         kinds = (self.early, self.late, self.changes, self.stores, self.bare, self.kept, self.untold, self.guarded, self.guards)
@@ -258,3 +276,13 @@ class Log:
         guards = self.guards.whole().by_address()
         apart = guards.where[self.locks.kept_apart(guards.low, guards.high)]
         return not (np.isin(clash, apart) & ~np.isin(clash, self.stores.whole().where)).all()
+
+
+def _is_torn(where: np.ndarray, values: np.ndarray, who: np.ndarray) -> bool:
+    """Return whether one program stores different values to an address at once."""
+    order = np.argsort(where, kind="stable")
+    if not (where[order][1:] == where[order][:-1]).any():
+        return False
+    order = np.lexsort((where, who))
+    where, values, who = where[order], values[order], who[order]
+    return bool(((where[1:] == where[:-1]) & (who[1:] == who[:-1]) & (values[1:] != values[:-1])).any())

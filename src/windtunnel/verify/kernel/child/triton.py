@@ -13,13 +13,15 @@ from typing import Any
 
 import numpy as np
 import torch
+import triton.language as tl
 from triton.runtime import interpreter
 
 from windtunnel.verify.kernel.child.bfloat16 import add_bfloat16
 from windtunnel.verify.kernel.child.libdevice import own_libdevice
-from windtunnel.verify.kernel.child.pauses import SHARE_OF_LAUNCHES, Interrupted, Pauses, made_once
-from windtunnel.verify.kernel.child.races import Log
+from windtunnel.verify.kernel.child.pauses import SHARE_OF_LAUNCHES, Grid, Pauses, made_once
+from windtunnel.verify.kernel.child.races import Log, Programs
 from windtunnel.verify.kernel.child.scalars import numbers_as_tensors
+from windtunnel.verify.kernel.child.together import Apart, run_together
 from windtunnel.verify.kernel.child.triton_compat import patch_interpreter
 
 MOST_PROGRAMS = 65_536
@@ -45,9 +47,9 @@ class Eyes:
         builder = interpreter.interpreter_builder
         add_bfloat16(builder)
         self.holder = _Holder(self.strays, Pauses(dice))
+        run_together(builder)
         _watch_memory(builder, self.holder)
-        _shuffle(builder, self.holder, dice)
-        _interrupt(builder, self.holder)
+        _take_grids(builder, self.holder)
         own_libdevice(builder)
         patch_interpreter(builder)
         numbers_as_tensors()
@@ -63,7 +65,8 @@ class Eyes:
         # Races are between programs of one launch; launches follow each other, so each has a log of its own.
         holder.log, holder.fence = Log(), Ranges(_ranges(tuple(values.values())))
         holder.kernel, holder.pauses = name, Pauses(self.dice, on=self.dice.random() < SHARE_OF_LAUNCHES)
-        kernel.run(grid=grid, warmup=False, **values)
+        holder.grid = grid
+        kernel.run(grid=(1, 1, 1), warmup=False, **values)
         conflict = holder.log.conflict()
         if conflict:
             # The first conflict is told: later launches of the kernel would only repeat it.
@@ -123,46 +126,50 @@ class Stray(Exception):
 
 @dataclass
 class _Holder:
+    """What the launch that runs is watched with.
+
+    Attributes:
+        numbers: of the programs that run together; None where one runs by itself.
+        undo: addresses that those have stored to, with what was there.
+        together: how many programs of a kernel can run together, where that is known.
+    """
+
     strays: dict[str, str]
     pauses: Pauses
     log: Log = field(default_factory=Log)
     fence: Ranges = field(default_factory=lambda: Ranges([]))
     kernel: str = ""
-    order: list[tuple[int, int, int]] = field(default_factory=list)
+    grid: tuple[int, int, int] = (1, 1, 1)
+    numbers: np.ndarray | None = None
+    undo: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
+    together: dict[Any, int] = field(default_factory=dict)
 
     def check(self, addresses: np.ndarray, verb: str) -> None:
         """Raise Stray unless every address is inside a tensor of the launch."""
         if not self.fence.holds(addresses):
+            if self.numbers is not None:
+                raise Apart(most=1)
             # Noted as well as raised: the candidate's own code may catch what is raised.
             self.strays.setdefault(self.kernel, verb)
             raise Stray(f"{self.kernel} {verb} outside its tensors")
 
-
-def _shuffle(builder: Any, holder: _Holder, dice: random.Random) -> None:
-    """Run programs in any order, as a GPU does; here in a random one, so that no result depends on it."""
-    set_dim, set_idx = builder.set_grid_dim, builder.set_grid_idx
-
-    def grid_dim(nx: int, ny: int, nz: int) -> None:
-        set_dim(nx, ny, nz)
-        holder.order = [(x, y, z) for x in range(nx) for y in range(ny) for z in range(nz)]
-        # A kernel that needs its programs in their order is right here by luck alone, and on a GPU not even then.
-        dice.shuffle(holder.order)
-
-    def grid_idx(x: int, y: int, z: int) -> None:
-        _, ny, nz = builder.grid_dim
-        holder.log.next_program()
-        set_idx(*holder.order[(x * ny + y) * nz + z])
-
-    builder.set_grid_dim, builder.set_grid_idx = grid_dim, grid_idx
+    def who(self, keep: np.ndarray) -> Programs | None:
+        """Return the numbers of the programs that make an access. keep: its elements, by program where these differ."""
+        if self.numbers is None:
+            return None
+        if len(keep) == 1:
+            return self.numbers[0], self.numbers[-1]
+        each = np.broadcast_to(self.numbers.reshape(-1, *[1] * (keep.ndim - 1)), keep.shape)[keep]
+        return each, each
 
 
-def _interrupt(builder: Any, holder: _Holder) -> None:
-    """Let programs stop at their atomic accesses."""
+def _take_grids(builder: Any, holder: _Holder) -> None:
+    """Run whole grids where the interpreter would run one program."""
     original = interpreter.GridExecutor.__init__
 
     def made(self: Any, function: Any, *rest: Any, **named: Any) -> None:
         original(self, function, *rest, **named)
-        self.fn = Interrupted(function, holder, builder)
+        self.fn = Grid(function, holder, builder)
 
     interpreter.GridExecutor.__init__ = made
 
@@ -173,16 +180,22 @@ def _watch_memory(builder: Any, holder: _Holder) -> None:
 
     def masked_load(ptrs: Any, mask: Any, other: Any, *rest: Any, **named: Any) -> Any:
         # Lanes that are masked out may point anywhere: that is what masks are for.
-        addresses = ptrs.data[_lanes(mask, ptrs)]
+        ptrs, mask, *others = _spread(ptrs, mask, *([] if other is None else [other]))
+        addresses = ptrs.data[mask.data]
         holder.check(addresses, "reads")
-        holder.log.loaded(addresses)
-        return load(ptrs, mask, other, *rest, **named)
+        holder.log.loaded(addresses, holder.who(mask.data))
+        return load(ptrs, mask, *(others or [None]), *rest, **named)
 
     def masked_store(ptrs: Any, value: Any, mask: Any, *rest: Any, **named: Any) -> Any:
-        keep = _lanes(mask, ptrs)
+        ptrs, mask, value = _spread(ptrs, mask, value)
+        keep = mask.data
         addresses = ptrs.data[keep]
         holder.check(addresses, "writes")
-        holder.log.stored(addresses, _bits(np.broadcast_to(value.data, ptrs.data.shape)[keep]))
+        holder.log.stored(addresses, _bits(value.data[keep]), holder.who(keep))
+        if holder.numbers is not None:
+            bits = np.dtype(f"u{max(1, ptrs.get_element_ty().primitive_bitwidth // 8)}")
+            every, nothing = np.ones(len(addresses), bool), np.zeros(len(addresses), bits)
+            holder.undo.append((addresses, interpreter._interpreter.load(addresses, every, nothing, bits)))
         return store(ptrs, value, mask, *rest, **named)
 
     def atomic_cas(ptr: Any, expected: Any, value: Any, *rest: Any) -> Any:
@@ -216,6 +229,19 @@ def _lanes(mask: Any, pointers: Any) -> np.ndarray:
         pointers: what is loaded or stored.
     """
     return np.broadcast_to(np.asarray(mask.data, bool), pointers.data.shape)
+
+
+def _spread(ptrs: Any, mask: Any, *others: Any) -> list[Any]:
+    """Return all of an access with the elements of all programs where any of it has them. mask: as of `_lanes`."""
+    given = [ptrs, interpreter.TensorHandle(np.asarray(mask.data, bool), tl.int1), *others]
+    shape = np.broadcast_shapes(*(one.data.shape for one in given))
+    # The interpreter's own code takes no array that may not be written to, as views of one element many times may not.
+    return [
+        one
+        if one.data.shape == shape and one.data.flags.writeable
+        else interpreter.TensorHandle(np.array(np.broadcast_to(one.data, shape)), one.dtype)
+        for one in given
+    ]
 
 
 def _bits(values: np.ndarray) -> np.ndarray:

@@ -9,12 +9,12 @@ import dataclasses
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import numpy as np
 import triton.language as tl
 from triton._C.libtriton import ir
 from triton.runtime import interpreter, jit
 
 from windtunnel.verify.kernel.child.replay import Misfit
+from windtunnel.verify.kernel.child.together import as_numbers
 from windtunnel.verify.kernel.plan.language import LANGUAGE_MATH
 
 # What one does to whole numbers with and without a sign.
@@ -50,8 +50,7 @@ def _quicken(builder: Any) -> None:
         if modules not in done:
             done.add(modules)
             original(function)
-            # Triton 3.6 converts an array of one element, which NumPy 2.4 no longer does.
-            tl.core.tensor.__index__ = lambda tensor: int(np.asarray(tensor.handle.data).reshape(()))
+            as_numbers(tl.core.tensor)
             tl.static_assert = _static_assert
         return _Kept()
 
