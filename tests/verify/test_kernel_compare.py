@@ -150,5 +150,20 @@ def test_one_number_that_is_right_by_luck_is_no_measure_of_its_rounding() -> Non
     of = ready(np.array([3.6e-4], np.float32))
     off = array(np.array([3.604e-4], np.float32))
     assert reason(off, of) == "wrong-values"
-    assert reason(off, replace(of, errors=[6e-8])) == ""
-    assert reason(array(np.array([3.7e-4], np.float32)), replace(of, errors=[1e-5])) == "wrong-values"
+    assert reason(off, replace(of, errors=lambda: [6e-8])) == ""
+    assert reason(array(np.array([3.7e-4], np.float32)), replace(of, errors=lambda: [1e-5])) == "wrong-values"
+
+
+def test_inputs_nearby_are_asked_for_only_where_an_output_of_few_numbers_is_wrong() -> None:
+    asked: list[int] = []
+
+    def errors() -> list[float]:
+        asked.append(1)
+        return [0.0]
+
+    few, many = (replace(ready(np.arange(1, n, dtype=np.float32)), errors=errors) for n in (9, 900))
+    assert reason(array(np.arange(1, 9, dtype=np.float32)), few) == ""
+    assert reason(array(np.arange(2, 901, dtype=np.float32)), many) == "wrong-values"
+    assert not asked
+    assert reason(array(np.arange(2, 10, dtype=np.float32)), few) == "wrong-values"
+    assert asked == [1]

@@ -169,7 +169,7 @@ class KernelVerifier:
                 batch = self._batch()
                 full = self._full_forms()
         except ReferenceBroken as error:
-            return broken("tiny", f"the reference could not be run: {error}", times=clock.times)
+            return _reference_broken(error, clock)
         forms = forms_of(batch)
         with clock("record"):
             plans, found = planned([*forms, *full])
@@ -184,7 +184,10 @@ class KernelVerifier:
         if only_full is not None:
             judging.evidence["tiny"] = only_full.message
         for stage in (judging.compile, judging.tiny, judging.long, judging.on_gpu_first, judging.compile_rest, judging.on_gpu):
-            found = stage()
+            try:
+                found = stage()
+            except ReferenceBroken as error:  # it is asked again where values are wrong
+                return _reference_broken(error, clock)
             if found is not None:
                 return _refused(found, clock)
         evidence = judging.evidence | {
@@ -238,6 +241,10 @@ class KernelVerifier:
             return [] if self.gpu.clock else ["timing"]
         left = ["full shapes", "timing"] if self.compiler is not None else ["compile for a GPU", "full shapes", "timing"]
         return left + [dtype for dtype in self.task.dtypes if dtype not in interpreted(self.task)]
+
+
+def _reference_broken(error: ReferenceBroken, clock: Clock) -> Verdict:
+    return broken("tiny", f"the reference could not be run: {error}", times=clock.times)
 
 
 def _refused(found: Finding, clock: Clock) -> Verdict:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -60,8 +61,9 @@ class Ready:
     """One case with everything to run and judge it.
 
     arguments: None for the next of inputs, else {'value': a plain value}. own: the reference in the case's dtype.
-    exact: in float64. kind: 'tensor' or 'tuple', what forward returns. errors: of each output of few elements the worst of own
-    with inputs nearby, else 0. work: multiplications of its products and convolutions, where they were counted.
+    exact: in float64. kind: 'tensor' or 'tuple', what forward returns. errors: asks of each output of few elements for the worst
+    of own with inputs nearby, 0 of others; nothing where nobody knows. work: multiplications of its products and convolutions,
+    where they were counted.
     """
 
     case: Case
@@ -73,7 +75,7 @@ class Ready:
     own: Sequence[Array]
     exact: Sequence[Array]
     kind: str
-    errors: Sequence[float] = ()
+    errors: Callable[[], Sequence[float]] = tuple
     work: int = 0
 
 
@@ -121,26 +123,22 @@ def prepare(task: Task, runner: Runner, cases: Sequence[Case], count: bool = Fal
         cases: what it runs on.
         count: whether its work is counted too.
     """
-    sizes = {case.size for case in cases}
-    outcome = runner.run(
-        SandboxJob(
-            ENTRY,
-            {
-                "sources": {size: task.at(size) for size in sizes},
-                "cases": [case.as_json() for case in cases],
-                "seed": new_seed(),
-                "fixed": list(task.fixed),
-                "count": count,
-                "training": task.training,
-            },
-            limits=LIMITS,
-        )
-    )
+    message: dict[str, Any] = {
+        "sources": {size: task.at(size) for size in {case.size for case in cases}},
+        "cases": [case.as_json() for case in cases],
+        "first": 0,
+        "seed": new_seed(),
+        "fixed": list(task.fixed),
+        "count": count,
+        "nearby": False,
+        "training": task.training,
+    }
+    outcome = runner.run(SandboxJob(ENTRY, message, limits=LIMITS))
     _check_outcome(task, outcome)
     if "parameters" in outcome.message:
         raise TooManyParameters(task.name, outcome.message["parameters"])
     ready, dropped = [], {}
-    for case, answer in zip(cases, outcome.message["cases"], strict=True):
+    for number, (case, answer) in enumerate(zip(cases, outcome.message["cases"], strict=True)):
         if "dropped" in answer:
             dropped[case.label()] = answer["dropped"]
         elif "error" in answer:
@@ -149,7 +147,8 @@ def prepare(task: Task, runner: Runner, cases: Sequence[Case], count: bool = Fal
             _check_error(task, case, answer["error"])
             dropped[case.label()] = answer["error"]
         else:
-            ready.append(_ready(case, answer, outcome.buffers))
+            again = {**message, "cases": [case.as_json()], "first": number, "count": False, "nearby": True}
+            ready.append(_ready(case, answer, outcome.buffers, functools.cache(functools.partial(_errors, runner, again))))
     if all(is_flat(r, task) for r in ready if r.case.variation == "plain"):
         raise UserError(
             FLAT.format(name=task.name),
@@ -261,10 +260,19 @@ def _check_error(task: Task, case: Case, error: str) -> None:
     )
 
 
-def _ready(case: Case, answer: Mapping[str, Any], buffers: Sequence[bytes]) -> Ready:
+def _errors(runner: Runner, message: Mapping[str, Any]) -> Sequence[float]:
+    """Return the reference's errors with inputs near those of one case."""
+    outcome = runner.run(SandboxJob(ENTRY, message, limits=LIMITS))
+    if outcome.status == "infrastructure":
+        raise ReferenceBroken(outcome.detail)
+    errors: Sequence[float] = outcome.message["cases"][0].get("errors", ()) if outcome.finished else ()
+    return errors
+
+
+def _ready(case: Case, answer: Mapping[str, Any], buffers: Sequence[bytes], errors: Callable[[], Sequence[float]]) -> Ready:
     arrays = {kind: [_array(head, buffers) for head in answer[kind]] for kind in ("inputs", "parameters", "own", "exact")}
-    said: dict[str, Any] = {name: answer[name] for name in ("init", "names", "arguments", "kind", "errors")}
-    return Ready(case, work=answer.get("work", 0), **{**said, **arrays})
+    said: dict[str, Any] = {name: answer[name] for name in ("init", "names", "arguments", "kind")}
+    return Ready(case, work=answer.get("work", 0), errors=errors, **{**said, **arrays})
 
 
 def _array(head: Mapping[str, Any], buffers: Sequence[bytes]) -> Array:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from windtunnel.verify.kernel.arrays import Array, array_from
-from windtunnel.verify.kernel.compare import OF_VALUES, difference, is_rough, unmoved_share, worst_error
+from windtunnel.verify.kernel.compare import OF_VALUES, difference, is_rough, nearby_of, unmoved_share, worst_error
 from windtunnel.verify.kernel.plan.schema import TOO_LONG
 from windtunnel.verify.kernel.prepared import Ready
 from windtunnel.verify.kernel.task import Task
@@ -125,10 +125,12 @@ def errors_of(outcome: Outcome, task: Task, order: Sequence[Ready]) -> dict[str,
     for run, ready in zip(outcome.message["runs"], order, strict=True):
         if ready.case.variation in task.fragile:
             continue
-        outputs, errors = outputs_of(run, outcome.buffers) or (), ready.errors or [0.0] * len(ready.own)
-        for given, own, exact, nearby in zip(outputs, ready.own, ready.exact, errors, strict=True):
+        outputs = outputs_of(run, outcome.buffers) or ()
+        for number, (given, own, exact) in enumerate(zip(outputs, ready.own, ready.exact, strict=True)):
             if own.floating:
-                error, share = worst_error(given, own, exact, task, nearby)
+                error, share = worst_error(given, own, exact, task)
+                if share > 1:
+                    error, share = worst_error(given, own, exact, task, nearby_of(ready, number))
                 known = found.setdefault(ready.case.dtype, {"largest": 0.0, "share_of_allowed": 0.0})
                 known["largest"], known["share_of_allowed"] = max(known["largest"], error), max(known["share_of_allowed"], share)
     return found

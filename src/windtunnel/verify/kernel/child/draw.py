@@ -14,13 +14,14 @@ import torch
 
 from windtunnel.verify.kernel.child.here import Here
 from windtunnel.verify.kernel.child.products import CoarseProducts
+from windtunnel.verify.kernel.compare import FEW
 
 SPREAD_OF_CONSTANTS = 0.5  # how far parameters that start constant (weights of a norm, biases) are moved
 POSITIVE = ("running_var",)
 SMALL_VARIANCE = 1e-3  # of one channel, so that an epsilon of 1e-5 shows; not on a GPU: it magnifies what TF32 rounds off
 AT_THE_END = 8.0  # how much larger the last elements are where all have one sign: who leaves them out is seen
 DROPOUT = (torch.nn.modules.dropout._DropoutNd,)  # random, and so no part of what is judged
-FEW, NEARBY = 64, 24  # elements of an output; other inputs
+NEARBY = 24  # other inputs
 NEAR = 1e-3  # how far off these are: too little to change how well a result is determined, enough to round otherwise
 SHORT = 4  # dimensions whose last element is no rare one
 
@@ -95,10 +96,7 @@ class Drawn:
 
     @torch.no_grad()
     def errors(self, inputs: list[Any], own: Sequence[torch.Tensor], exact: Sequence[torch.Tensor]) -> list[float]:
-        """Return of each output the reference's worst error in its dtype beside these inputs, 0 where it has many elements.
-
-        Of few elements the error with the inputs alone says little: one number may be right by luck to its last digit.
-        """
+        """Return of each output the reference's worst error in its dtype beside these inputs, 0 where it has many elements."""
         few = [mine.is_floating_point() and 0 < mine.numel() <= FEW for mine in own]
         worst = [0.0] * len(few)
         for _ in range(NEARBY if any(few) else 0):

@@ -21,19 +21,20 @@ def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, 
     are not finite where plain's are has 'dropped'.
 
     Args:
-        message: sources by size, cases, seed, fixed, count.
+        message: sources by size, cases, first (number of the first of them among all), seed, fixed, count, nearby.
         buffers: none are used.
 
     Returns:
         For each case its heads, and the arrays' bytes in order; with count also how many multiplications its products and
-        convolutions take. Or 'parameters', their bytes, where they are too many.
+        convolutions take; with nearby also the reference's errors with inputs nearby. Or 'parameters', their bytes, where they
+        are too many.
     """
     torch.set_num_threads(1)
     out: list[Buffer] = []
     groups: dict[tuple[str, str], Drawn] = {}
     finite: dict[tuple[str, str], bool] = {}
     answers = []
-    for number, case in enumerate(message["cases"]):
+    for number, case in enumerate(message["cases"], message["first"]):
         key = (case["size"], case["dtype"])
         try:
             if key not in groups:
@@ -47,7 +48,7 @@ def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, 
                 held = sum(tensor.numel() * tensor.element_size() for tensor in groups[key].model.state_dict().values())
                 if held > MOST_PARAMETERS:  # each candidate's child would get them too
                     return {"parameters": held}, []
-            answers.append(_answer(groups[key], case, message["seed"] + 1 + number, out, finite, key))
+            answers.append(_answer(groups[key], case, message["seed"] + 1 + number, out, finite, nearby=message["nearby"]))
             if message["count"] and "own" in answers[-1]:
                 answers[-1]["work"] = _work(groups[key], groups[key].inputs(case, message["seed"] + 1 + number))
         except Exception as error:  # the task's own code may raise anything; the parent decides what that means
@@ -56,11 +57,12 @@ def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, 
 
 
 def _answer(
-    drawn: Drawn, case: dict[str, Any], seed: int, out: list[Buffer], finite: dict[tuple[str, str], bool], key: tuple[str, str]
+    drawn: Drawn, case: dict[str, Any], seed: int, out: list[Buffer], finite: dict[tuple[str, str], bool], *, nearby: bool
 ) -> dict[str, Any]:
     inputs = drawn.inputs(case, seed)
     own, exact, kind = drawn.answers(inputs)
     whole = all(bool(torch.isfinite(tensor).all()) for tensor in exact + own if tensor.is_floating_point())
+    key = (case["size"], case["dtype"])
     if case["variation"] == "plain":
         finite[key] = whole
     elif finite.get(key) and not whole:
@@ -76,7 +78,8 @@ def _answer(
     answer["init"] = [plain(value) for value in drawn.init]
     answer["arguments"] = [None if isinstance(value, torch.Tensor) else {"value": plain(value)} for value in inputs]
     answer["kind"] = kind
-    answer["errors"] = drawn.errors(inputs, own, exact)
+    if nearby:
+        answer["errors"] = drawn.errors(inputs, own, exact)
     return answer
 
 
