@@ -69,13 +69,18 @@ def _handles() -> None:
             known[name] = original(dtype)
         return known[name]
 
+    fitted: dict[str, int] = {}  # the most bytes of an element that were found to fit a type
+
     def made_of(handle: Any) -> None:
-        if getattr(handle.dtype, "name", "") == "bf16":  # asked of every handle there is
+        name = getattr(handle.dtype, "name", "")  # asked of every handle there is
+        if name == "bf16":
             if handle.data.dtype == np.uint16:
                 handle.data = from_bits(handle.data)
             elif handle.data.dtype != bool:
                 handle.data = rounded(handle.data)
-        made(handle)
+        if handle.data.itemsize > fitted.get(name, 0):
+            made(handle)
+            fitted[name] = handle.data.itemsize
 
     interpreter._get_np_dtype = in_numpy
     interpreter._validate_np_data_size = lambda data, dtype: _is(dtype) or size(data, dtype)
