@@ -12,6 +12,8 @@ from windtunnel.verify.kernel.compare import difference, is_flat, is_rough, unmo
 from windtunnel.verify.kernel.hidden import Case
 from windtunnel.verify.kernel.prepared import Ready
 from windtunnel.verify.kernel.task import Task
+from windtunnel.verify.kernel.tiny import judge_tiny
+from windtunnel.verify.sandbox import Outcome
 
 TASK = Task(name="t", source="")
 
@@ -152,6 +154,20 @@ def test_one_number_that_is_right_by_luck_is_no_measure_of_its_rounding() -> Non
     assert reason(off, of) == "wrong-values"
     assert reason(off, replace(of, errors=lambda: [6e-8])) == ""
     assert reason(array(np.array([3.7e-4], np.float32)), replace(of, errors=lambda: [1e-5])) == "wrong-values"
+
+
+@pytest.mark.parametrize(("size", "found"), [("tiny", "wrong-values"), ("tiny_long_WIDTH_512", "")])
+def test_a_size_that_is_not_the_tasks_own_asks_for_no_more_digits_than_its_reference_has(size: str, found: str) -> None:
+    exact = np.random.default_rng(2).standard_normal(999)
+    rough = ready((exact * 1.01).astype(np.float32), exact)
+    case = replace(rough, case=Case(size, "float32", "plain"))
+    for factor, noted in ((1.012, found), (2.0, "wrong-values")):
+        given_array, fragile = array((exact * factor).astype(np.float32)), list[str]()
+        run = {"kind": "tensor", "outputs": [{**given_array.head(), "at": 0}]}
+        outcome = Outcome("finished", "", {"runs": [run]}, (bytes(given_array.data),))
+        judged = judge_tiny(outcome, TASK, [case], fragile)
+        assert ("" if judged is None else judged.reason) == noted
+        assert bool(fragile) is not bool(noted)
 
 
 def test_inputs_nearby_are_asked_for_only_where_an_output_of_few_numbers_is_wrong() -> None:
