@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from windtunnel.verify.kernel.arrays import Array, Buffer, plain
 from windtunnel.verify.kernel.child.draw import Drawn
@@ -48,9 +50,10 @@ def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, 
                 held = sum(tensor.numel() * tensor.element_size() for tensor in groups[key].model.state_dict().values())
                 if held > MOST_PARAMETERS:  # each candidate's child would get them too
                     return {"parameters": held}, []
-            answers.append(_answer(groups[key], case, message["seed"] + 1 + number, out, finite, nearby=message["nearby"]))
-            if message["count"] and "own" in answers[-1]:
-                answers[-1]["work"] = _work(groups[key], groups[key].inputs(case, message["seed"] + 1 + number))
+            with FlopCounterMode(display=False) if message["count"] else nullcontext() as counter:
+                answers.append(_answer(groups[key], case, message["seed"] + 1 + number, out, finite, nearby=message["nearby"]))
+            if counter is not None:  # it ran in its dtype and in float64; an addition counts as well
+                answers[-1]["work"] = int(counter.get_total_flops()) // 4
         except Exception as error:  # the task's own code may raise anything; the parent decides what that means
             answers.append({"error": f"{type(error).__name__}: {error}"[:500], "import": isinstance(error, ImportError)})
     return {"cases": answers}, out
@@ -81,14 +84,6 @@ def _answer(
     if nearby:
         answer["errors"] = drawn.errors(inputs, own, exact)
     return answer
-
-
-def _work(drawn: Drawn, inputs: list[Any]) -> int:
-    from torch.utils.flop_counter import FlopCounterMode  # only where a size is looked for
-
-    with FlopCounterMode(display=False) as counter:
-        drawn.answers(inputs)
-    return int(counter.get_total_flops()) // 4  # it ran in its dtype and in float64; an addition counts as well
 
 
 def _keep(tensor: torch.Tensor, out: list[Buffer]) -> dict[str, Any]:
