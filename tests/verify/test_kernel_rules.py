@@ -17,7 +17,7 @@ from windtunnel.verify.kernel import GpuStages, KernelVerifier
 from windtunnel.verify.kernel.compare import robust_scale
 from windtunnel.verify.kernel.gpu import LIMITS
 from windtunnel.verify.kernel.hidden import HIDDEN_ELSEWHERE, full_cases, tiny_cases
-from windtunnel.verify.kernel.long import block_of, dimension_of, long_sizes
+from windtunnel.verify.kernel.long import LongSizes, block_of, dimension_of, long_sizes
 from windtunnel.verify.kernel.prepared import NoTinySize, Preparation
 from windtunnel.verify.kernel.task import Task, task_from_source
 from windtunnel.verify.sandbox import MiB, Outcome, Sandbox, SandboxJob
@@ -112,6 +112,22 @@ def test_a_grid_that_leaves_the_rest_out_is_wrong_at_a_long_size(bias: Task, box
     assert verdict.evidence["kind"] == "wrong"
     right = KernelVerifier(bias, box).verify(KERNEL)
     assert any("long COLS" in label for label in right.evidence["cases"]), right
+
+
+@pytest.mark.parametrize(
+    ("body", "jobs"), [("", 1), ("assert x.shape[1] != 131", 1), ("x.shape[1] == 131 and __import__('os')._exit(1)", 5)]
+)
+def test_long_sizes_are_asked_in_one_child_as_long_as_none_takes_the_others_with_it(
+    body: str, jobs: int, bias: Task, box: Sandbox
+) -> None:
+    counted = Counting(box)
+    head = "def forward(self, x):\n"
+    assert head in bias.source
+    sizes = LongSizes(replace(bias, source=bias.source.replace(head, f"{head}        {body}\n")), counted)
+    found = [form.size for form in sizes.forms(64)]
+    assert set(long_sizes(bias, 64)) - set(found) == ({"tiny_long_COLS_131"} if body else set())
+    assert sizes.forms(64)[0].size == found[0]
+    assert counted.jobs == jobs
 
 
 def test_what_a_task_does_not_allow_is_out_of_policy(bias: Task, box: Sandbox) -> None:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 import operator
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from windtunnel.recipe import UserError
+from windtunnel.verify.kernel.compare import is_flat
 from windtunnel.verify.kernel.guess import is_batch
 from windtunnel.verify.kernel.hidden import Case
 from windtunnel.verify.kernel.plan import Launch, Plan
@@ -99,7 +100,7 @@ class LongSizes:
         """Return the forms at the sizes to choose from: those at which the reference runs."""
         with self._lock:
             if block not in self._forms:
-                self._forms[block] = [form_of(ready) for ready in self._ready(long_sizes(self.task, block))]
+                self._forms[block] = [*map(form_of, self._ready(long_sizes(self.task, block)))]
             return self._forms[block]
 
     def batch(self, sizes: Sequence[str]) -> Batch:
@@ -107,21 +108,23 @@ class LongSizes:
         with self._lock:
             return Batch([self._kept[size] for size in sizes])
 
-    def _at(self, sizes: Mapping[str, Mapping[str, int | float]]) -> Task:
-        return replace(self.task, sizes={**self.task.sizes, **sizes}, dtypes=self.task.dtypes[:1])
+    def _ready(self, sizes: Mapping[str, Mapping[str, int | float]]) -> list[Ready]:
+        """Return what the reference says at those sizes at which it runs."""
+        new = {size: values for size, values in sizes.items() if size not in self._kept}
+        if new and not self._add(new) and len(new) > 1:  # one that is too much takes the others with it
+            for size, values in new.items():
+                self._add({size: values})
+        return [self._kept[size] for size in sizes if size in self._kept]
 
-    def _ready(self, sizes: Mapping[str, Mapping[str, int | float]]) -> Iterator[Ready]:
-        for size, values in sizes.items():
-            if size not in self._kept:
-                task = self._at({size: values})
-                try:
-                    batch = prepare(task, self.runner, [Case(size, task.dtypes[0], "plain", task.training)])
-                except (UserError, ReferenceBroken):
-                    continue
-                if not batch.ready:
-                    continue
-                self._kept[size] = batch.ready[0]
-            yield self._kept[size]
+    def _add(self, sizes: Mapping[str, Mapping[str, int | float]]) -> bool:
+        """Keep what the reference says at sizes, asked in one child; returns whether that came to its end."""
+        task = replace(self.task, sizes={**self.task.sizes, **sizes}, dtypes=self.task.dtypes[:1])
+        try:
+            batch = prepare(task, self.runner, [Case(size, task.dtypes[0], "plain", task.training) for size in sizes])
+        except (UserError, ReferenceBroken):
+            return False
+        self._kept |= {ready.case.size: ready for ready in batch.ready if not is_flat(ready, task)}
+        return True
 
 
 def chosen(forms: Sequence[HostForm], plans: Sequence[Plan], tiny: Plan) -> list[int]:
