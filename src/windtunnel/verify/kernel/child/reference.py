@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
+from zlib import crc32
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -43,7 +44,8 @@ def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, 
                 groups[key] = Drawn(
                     message["sources"][case["size"]],
                     case["dtype"],
-                    message["seed"],
+                    message["seed"]
+                    + crc32(case["size"].encode()),  # else sizes with the same parameters would share their values
                     message["fixed"],
                     training=message["training"],
                 )
