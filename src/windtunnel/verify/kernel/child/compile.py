@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 import triton
-from triton._C.libtriton import ir
+from triton._C.libtriton import ir, llvm
 from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import ASTSource, make_backend
 from triton.runtime import driver, jit
@@ -298,10 +298,13 @@ class Compiler:
             return made
 
         jit.JITFunction._do_compile = compile_whole if self.binary else compile_only
+        optimize = llvm.optimize_module
+        if not self.binary:
+            llvm.optimize_module = lambda *_: None  # it refuses nothing, takes a third of the time, and no code comes of it here
         try:
             yield
         finally:
-            jit.JITFunction._do_compile = original
+            jit.JITFunction._do_compile, llvm.optimize_module = original, optimize
 
     def compile(self, function: Any, signature: Any, constexprs: Any, options: Any, attrs: Any) -> None:
         """Compile a kernel for these arguments, in the place of Triton's launcher. Raises Wrong and what the compiler raises."""
