@@ -30,6 +30,11 @@ def grows(a, b):
 
 
 @triton.jit
+def either(a, b):
+    return a or b
+
+
+@triton.jit
 def pairs(a, i, b, j):
     return tl.where(a > b, a, b), tl.where(a > b, i, j)
 
@@ -73,6 +78,7 @@ def shapes(x, y, n, B: tl.constexpr):
     v = tl.reshape(tl.join(right, left), [B]) + tl.cat(left, right, can_reorder=True)
     v = tl.gather(v, B - 1 - tl.arange(0, B), 0) + tl.sum(tl.sum(halves, 1), 0) + tl.max(halves, axis=-1, keep_dims=True).sum()
     v += tl.cumsum(v, 0, reverse=True) + tl.associative_scan(v, 0, grows) + tl.reduce(v, 0, grows) + tl.argmin(v, 0)
+    v += tl.reduce(v > 0, 0, either).to(tl.float32)
     best, where = tl.reduce((v, tl.arange(0, B)), 0, pairs)
     tl.store(y + at, tl.sort(v) + best + where)
 
@@ -101,7 +107,7 @@ def same(x, y, n, B: tl.constexpr):
 @triton.jit
 def strays(x, y, n, B: tl.constexpr):
     at = tl.program_id(0) * B + tl.arange(0, B)
-    tl.store(y + at, tl.load(x + at))
+    tl.store(y + at, tl.load(x + at % 64))
 
 
 @triton.jit

@@ -171,26 +171,19 @@ def _tensor(data: np.ndarray, dtype: Any) -> Any:
     return tl.core.tensor(interpreter.TensorHandle(data, dtype.scalar), tl.block_type(dtype, shape) if shape else dtype)
 
 
-def _folded(function: Any, columns: list[np.ndarray], kinds: list[Any]) -> list[np.ndarray]:
-    """Return what a function of two numbers makes of the first rows, of one more each time. columns: (rows, numbers) each."""
-    made, now = [np.empty_like(column) for column in columns], list[Any]()
+def _combined(function: Any, left: list[np.ndarray], right: list[np.ndarray], kinds: list[Any]) -> list[np.ndarray]:
+    """Return what a function makes of numbers and as many others, each by itself."""
     try:
-        for row in range(len(columns[0])):
-            given = [_tensor(column[row], kind) for column, kind in zip(columns, kinds, strict=True)]
-            if row:
-                said = function(*now, *given)
-                said = said if isinstance(said, tuple) else (said,)
-                given = [
-                    _tensor(np.broadcast_to(getattr(one, "handle", np.asarray(one)).data, column[row].shape), kind)
-                    for one, column, kind in zip(said, columns, kinds, strict=True)
-                ]
-            now = given
-            for whole, one in zip(made, now, strict=True):
-                whole[row] = one.handle.data
-    except Apart:  # not programs' ways part here, but those of elements
-        each = [_folded(function, [column[:, [at]] for column in columns], kinds) for at in range(columns[0].shape[1])]
-        return [np.concatenate(parts, axis=1) for parts in zip(*each, strict=True)]
-    return made
+        said = function(*map(_tensor, [*left, *right], [*kinds, *kinds]))
+    except Apart as apart:  # not programs' ways part here, but those of numbers
+        made = [np.empty_like(one) for one in left]
+        for part in apart.parts or [*np.arange(len(left[0])).reshape(-1, 1)]:
+            some = _combined(function, [one[part] for one in left], [one[part] for one in right], kinds)
+            for whole, one in zip(made, some, strict=True):
+                whole[part] = one
+        return made
+    found = (getattr(one, "handle", np.asarray(one)).data for one in (said if isinstance(said, tuple) else (said,)))
+    return [np.broadcast_to(one, like.shape).astype(like.dtype) for one, like in zip(found, left, strict=True)]
 
 
 def _rows(given: Sequence[Any], axis: int) -> list[np.ndarray]:
@@ -212,8 +205,11 @@ class _Reduced(interpreter.ReduceOps):  # type: ignore[misc]  # Triton has no an
             kinds = [input[0].dtype, tl.int32][: len(made)]
         else:
             rows, kinds = _rows(input, axis), [one.dtype for one in input]
-            ends = _folded(self.combine_fn.fn, [row.reshape(len(row), -1) for row in rows], kinds)
-            made = [end[-1].reshape(row.shape[1:]) for end, row in zip(ends, rows, strict=True)]
+            shape, function = rows[0].shape[1:], self.combine_fn.rewrite()
+            while len(rows[0]) > 1:  # neighbours at once, as on a GPU; there are 2, 4, 8 ...
+                left, right = ([row[of::2].reshape(-1) for row in rows] for of in (0, 1))
+                rows = [one.reshape(-1, *shape) for one in _combined(function, left, right, kinds)]
+            made = [row[0] for row in rows]
         if self.keep_dims:
             made = [np.expand_dims(one, axis + 1) if self.axis is not None else one.reshape(-1, *[1] * rank) for one in made]
         return [_tensor(one, kind) for one, kind in zip(made, kinds, strict=True)]
@@ -231,7 +227,10 @@ class _Scanned(interpreter.ScanOps):  # type: ignore[misc]  # as above
         if getattr(tl.standard, name, None) is self.combine_fn and name in _SCANNED:
             made = [_SCANNED[name](rows[0], axis=0)]
         else:
-            flat = _folded(self.combine_fn.fn, [row.reshape(len(row), -1) for row in rows], kinds)
-            made = [one.reshape(row.shape) for one, row in zip(flat, rows, strict=True)]
+            function, made = self.combine_fn.rewrite(), [row.copy() for row in rows]
+            for at in range(1, len(made[0])):
+                before, now = ([row[one].reshape(-1) for row in made] for one in (at - 1, at))
+                for whole, one in zip(made, _combined(function, before, now, kinds), strict=True):
+                    whole[at] = one.reshape(whole.shape[1:])
         made = [one[::-1] for one in made] if self.reverse else made
         return [_tensor(np.moveaxis(one, 0, axis + 1), kind) for one, kind in zip(made, kinds, strict=True)]
