@@ -96,3 +96,17 @@ def test_a_task_says_how_long_its_kernels_may_take(boxes: list[Sandbox]) -> None
     assert (verdict.stage, verdict.reason) == ("compile", "timeout")
     with pytest.raises(UserError, match="compile_seconds"):
         task_from_source(TASK.replace("class Model", "TASK = {'compile_seconds': 0}\n\n\nclass Model"), name="relu")
+
+
+def test_the_optimiser_is_left_out_where_no_code_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton._C.libtriton import llvm
+    from triton.runtime import driver
+
+    from windtunnel.verify.kernel.child.compile import Compiler
+
+    monkeypatch.setattr(driver, "set_active", lambda _: None)
+    own = llvm.optimize_module
+    for binary in (False, True):
+        with Compiler(90, binary=binary).installed():
+            assert (llvm.optimize_module is own) is binary
+        assert llvm.optimize_module is own
