@@ -96,7 +96,7 @@ def main() -> None:
     args = parser.parse_args()
     import torch
 
-    from windtunnel.model.attention import flash_attention
+    from windtunnel.model.attention import flash_kernels
 
     options = [f"--{name}" for name in ("profile", "nondeterministic") if getattr(args, name)]
     report: dict[str, Any] = {
@@ -104,7 +104,7 @@ def main() -> None:
         "date": datetime.date.today().isoformat(),
         "gpu": torch.cuda.get_device_name(),
         "deterministic": not args.nondeterministic,
-        "attention": "FlashAttention-4" if flash_attention() else "PyTorch",
+        "attention": "FlashAttention-4" if flash_kernels() else "PyTorch",
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda},
         "shapes": {"vocab": VOCAB, "sequence": SEQUENCE, "accumulation": ACCUMULATION},
         "cases": [],

@@ -8,7 +8,7 @@ from .rules import Derived, HyperParameters, derive
 from .shape import GPTShape, RecursionShape, gpt_shape, recipe_shape
 
 if TYPE_CHECKING:
-    from .attention import deterministic
+    from .attention import deterministic, flash_kernels
     from .base import base_weights, describe_base, describing_files, fingerprint, require_base, weight_files
     from .blocks import DECODED_BYTES, Block, Experts, LatentAttention, Linear, Norm
     from .build import build_model, empty_model, new_model
@@ -128,6 +128,7 @@ __all__ = [
     "fast_dtype",
     "fetch_model",
     "fingerprint",
+    "flash_kernels",
     "freeze_experts_fp8",
     "freeze_linear_fp8",
     "from_hub",

@@ -49,8 +49,7 @@ def attend(q_BTHD: Tensor, k_BTHD: Tensor, v_BTHD: Tensor, window: int | None, c
     assert causal or window is None
     exact = torch.are_deterministic_algorithms_enabled()
     if _flash_applies(q_BTHD):
-        flash = flash_attention()
-        assert flash is not None
+        flash = flash_kernels().flash_attn_func
         # The right side of the window is closed by causality.
         sides = (None, None) if window is None else (window, 0)
         out: Tensor = flash(q_BTHD, k_BTHD, v_BTHD, causal=causal, window_size=sides, deterministic=exact)[0]
@@ -70,13 +69,15 @@ def attend(q_BTHD: Tensor, k_BTHD: Tensor, v_BTHD: Tensor, window: int | None, c
 
 
 @functools.cache
-def flash_attention() -> Callable[..., Any] | None:
-    """FlashAttention-4's function where it is installed and loads, else None."""
+def flash_kernels() -> Any:
+    """Return the module with FlashAttention-4's kernels where it is installed and loads, else None."""
+    # It compiles them at each start, some ten seconds, unless it is told before its import to keep them on disk.
+    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
     try:
-        from flash_attn.cute import flash_attn_func
+        from flash_attn.cute import interface
     except (ImportError, OSError, RuntimeError):
         return None
-    return flash_attn_func  # type: ignore[no-any-return]
+    return interface
 
 
 @functools.cache
@@ -87,7 +88,7 @@ def _capability(device: torch.device) -> tuple[int, int]:
 def _flash_applies(q: Tensor) -> bool:
     if not q.is_cuda or q.dtype not in (torch.bfloat16, torch.float16) or q.size(-1) not in (64, 128):
         return False
-    return _capability(q.device)[0] in (9, 10) and flash_attention() is not None
+    return _capability(q.device)[0] in (9, 10) and flash_kernels() is not None
 
 
 @functools.cache

@@ -30,7 +30,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from windtunnel.recipe import UserError
 
-from .documents import document_attention, flash_kernels
+from .documents import document_attention, document_kernels
 
 Kind = Literal["flash4", "varlen", "flex", "split", "mask"]
 KINDS: tuple[Kind, ...] = ("flash4", "varlen", "flex", "split", "mask")
@@ -158,7 +158,7 @@ def missing(kind: Kind, device: torch.device, compute: torch.dtype, text: Any, s
             (major in (9, 10), "needs a Hopper or Blackwell GPU (compute capability 9.0 or 10.0)"),
             (half, "computes in bf16 only"),
             (keys % 8 == values % 8 == 0 and max(keys, values) <= 128, widths),
-            (flash_kernels() is not None, "is not installed: pip install 'windtunnel[hopper]'"),
+            (document_kernels() is not None, "is not installed: pip install 'windtunnel[hopper]'"),
         ],
         "varlen": [
             (major >= 8, "needs a GPU of compute capability 8.0 or more"),

@@ -11,15 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from windtunnel.model import flash_kernels
+
 
 @functools.cache
-def flash_kernels() -> Any:
-    """Return the module with FlashAttention-4's kernels where it is installed and loads, else None."""
-    try:
-        from flash_attn.cute import interface
-    except (ImportError, OSError, RuntimeError):
-        return None
-    return interface if hasattr(interface, "_flash_attn_fwd") and hasattr(interface, "_flash_attn_bwd") else None
+def document_kernels() -> Any:
+    """Return the module with FlashAttention-4's kernels where it has those that documents need, else None."""
+    found = flash_kernels()
+    return found if hasattr(found, "_flash_attn_fwd") and hasattr(found, "_flash_attn_bwd") else None
 
 
 @torch.library.custom_op("windtunnel::document_attention", mutates_args=())
@@ -46,7 +45,7 @@ def document_attention(
     if kind == "split":
         return _split(q, k, v, bounds.tolist(), scale, window)
     if kind == "flash4":
-        found = flash_kernels()._flash_attn_fwd(
+        found = document_kernels()._flash_attn_fwd(
             q, k, v, cu_seqlens_q=bounds, cu_seqlens_k=bounds, max_seqlen_q=longest, max_seqlen_k=longest, softmax_scale=scale,
             causal=True, window_size_left=left, window_size_right=0 if window else None, return_lse=True,
         )  # fmt: skip
@@ -83,7 +82,7 @@ def document_attention_backward(
     if kind == "split":
         return _split_backward(grad, kept, bounds.tolist(), scale, window)
     if kind == "flash4":
-        found = flash_kernels()._flash_attn_bwd(
+        found = document_kernels()._flash_attn_bwd(
             q, k, v, out, grad, sums, scale, True, window_size_left=window - 1 if window else None,
             window_size_right=0 if window else None, cu_seqlens_q=bounds, cu_seqlens_k=bounds, max_seqlen_q=longest,
             max_seqlen_k=longest, deterministic=torch.are_deterministic_algorithms_enabled(),
