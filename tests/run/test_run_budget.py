@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -155,6 +156,21 @@ def test_a_spent_budget_is_refused_naming_limit_and_spent() -> None:
     with pytest.raises(BudgetSpent, match=r"budget.hours is already spent: 2.00 h of 1.5"):
         make(Clock(), None, Spent(7200), hours=1.5).require_left(5)
     make(Clock(), 24.0, Spent(60, 1.0), hours=1.5, dollars=36.0, steps=10).require_left(9)
+
+
+@pytest.mark.parametrize(
+    ("name", "limit", "spent", "step"),
+    [("steps", 100, Spent(), 100), ("steps", 100, Spent(), 205), ("steps", 3, Spent(), 100), ("tokens", 2048, Spent(), 900)]
+    + [("hours", 0.5, Spent(seconds), 5) for seconds in (1800, 7200, 100_000)]
+    + [("dollars", 1.0, Spent(7200, dollars), 5) for dollars in (1.0, 2.4, 99.0)],
+)
+def test_what_is_advised_for_a_spent_budget_is_enough(name: str, limit: float, spent: Spent, step: int) -> None:
+    """A run may be gone on with under a budget that is far below what it has used."""
+    with pytest.raises(BudgetSpent) as refused:
+        make(Clock(), 24.0, spent, **{name: limit}).require_left(step)
+    advised = re.search(rf"--set budget\.{name}=([\d.e+]+)", refused.value.fix or "")
+    assert advised is not None
+    make(Clock(), 24.0, spent, **{name: type(limit)(advised[1])}).require_left(step)
 
 
 def test_forecast_is_what_is_spent_in_the_end() -> None:

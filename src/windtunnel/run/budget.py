@@ -154,23 +154,30 @@ class BudgetClock:
             if step >= limit:
                 raise BudgetSpent(
                     f"budget.{name} is already spent: the run has done {step:,} steps of {limit:,}",
-                    self._raise(name),
+                    self._raise(name, step / limit),
                 )
         for name, seconds in self.time_limits.items():
             if seconds <= self.session_seconds:
-                used = f"${self.dollars_spent or 0:.2f}" if name == "dollars" else f"{self.seconds / 3600:.2f} h"
+                spent = self.dollars_spent or 0.0 if name == "dollars" else self.seconds / 3600
+                used, limit = f"${spent:.2f}" if name == "dollars" else f"{spent:.2f} h", float(getattr(self.budget, name))
                 raise BudgetSpent(
-                    f"budget.{name} is already spent: {used} of {getattr(self.budget, name):g}",
-                    self._raise(name),
+                    f"budget.{name} is already spent: {used} of {limit:g}",
+                    self._raise(name, spent / limit if limit else 1.0),
                 )
 
-    def _raise(self, name: str) -> str:
-        """How to give a limit more. A stage knows what is left for it of hours and dollars, not what all were given."""
+    def _raise(self, name: str, share: float) -> str:
+        """How to give a limit more. A stage knows what is left for it of hours and dollars, not what all were given.
+
+        Args:
+            name: of the limit.
+            share: of it that is used; what is advised is beyond that, so that it works.
+        """
+        times = int(share + 0.5) + 1
         if self._stage is None:
-            return f"raise it, for example --set budget.{name}={_more(self.budget, name)}"
+            return f"raise it, for example --set budget.{name}={_more(self.budget, name, times)}"
         if name in self.time_limits:
             return f"give all stages together more with --set budget.{name}=..."
-        return f"raise it, for example --set stages.{self._stage}.budget.{name}={_more(self.budget, name)}"
+        return f"raise it, for example --set stages.{self._stage}.budget.{name}={_more(self.budget, name, times)}"
 
     def tick(self) -> None:
         """Call once after every step: measures wall time per step, everything between two steps included."""
@@ -317,9 +324,9 @@ def _step_limits(budget: Budget, batch_tokens: int, epoch_tokens: int, default_t
     return limits
 
 
-def _more(budget: Budget, name: str) -> str:
+def _more(budget: Budget, name: str, times: int) -> str:
     value = getattr(budget, name)
-    return "..." if value is None else f"{2 * value:g}" if isinstance(value, float) else str(2 * value)
+    return "..." if value is None else f"{times * value:g}" if isinstance(value, float) else str(times * value)
 
 
 def _median(values: list[float]) -> float:
