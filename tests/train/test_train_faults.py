@@ -314,3 +314,21 @@ def test_learning_rate_follows_progress(tiny: Path) -> None:
     assert rates[350] == 1.0
     assert rates[1000] == pytest.approx(schedule.final)
     assert all(b <= a + 1e-9 for a, b in itertools.pairwise(rates[350:]))
+
+
+def test_a_run_folder_that_takes_nothing_more_at_the_end_is_told_with_how_to_go_on(new_run: NewRun) -> None:
+    folder = new_run("budget.steps=8")
+
+    def block(step: int, _: object) -> None:
+        if step == 7:  # as good as a disk that became read-only, also for root
+            (folder / "manifest.json").rename(folder / "kept")
+            (folder / "manifest.json").mkdir()
+
+    with pytest.raises(UserError, match=r"after 8 steps \(.*\), but run folder .* cannot be written: Is a directory") as told:
+        train(folder, after_step=block)
+    assert told.value.exit_code == 1
+    assert f"windtunnel train --resume --run {folder}" in (told.value.fix or "")
+    (folder / "manifest.json").rmdir()
+    (folder / "kept").rename(folder / "manifest.json")
+    assert train(folder) == 0
+    assert RunFolder.open(folder).manifest["status"] == "done"

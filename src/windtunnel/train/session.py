@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -412,6 +413,12 @@ def _clock(run: RunFolder, layout: Layout, checkpoint: Checkpoint | None) -> Bud
     )
 
 
+class Unrecorded(UserError):
+    """Training has ended, and how could not be written into the run's folder."""
+
+    exit_code = 1
+
+
 def _record(run: RunFolder, store: CheckpointStore, journal: Journal, ending: Ending, view: View) -> None:
     status = {0: "done", 1: "failed", 3: "stopped"}[ending.exit_code]
     best = store.best()
@@ -422,7 +429,11 @@ def _record(run: RunFolder, store: CheckpointStore, journal: Journal, ending: En
         run.update(summary=summary, exit_code=ending.exit_code)
         run.finish(status, ending.reason)  # type: ignore[arg-type]
     except OSError as error:
-        raise UserError(f"run folder {run.path} cannot be written: {error}") from None
+        raise Unrecorded(
+            f"training ended after {ending.step:,} steps ({ending.reason}), but run folder {run.path} cannot be written: "
+            f"{error.strerror or error}",
+            f"make it writable, or free space on its disk; then windtunnel train --resume --run {shlex.quote(str(run.path))}",
+        ) from None
     if best is not None and not best.step and ending.step:
         text = f"no checkpoint answers held-out questions better than what training began with ({best})"
         journal.event("no_gain", text, "warn", {"advice": "serve and export take the weights of step 0; lower learning_rate"})
