@@ -230,9 +230,21 @@ def test_a_run_whose_folder_is_moved_trains_on_in_it(place: Path, start: Start, 
 def test_a_refusal_is_told_once_by_a_detached_command_too(start: Start) -> None:
     process = start("refused", "tiny.yaml", "--detach", "--set", "data.corpus={kind: text, files: [none.txt]}")
     _, errors = process.communicate(timeout=120)
-    assert process.returncode == 2
+    assert process.returncode == 2, (out, errors)
     assert errors.count("error: ") == 1
     assert "Traceback" not in errors
+
+
+@pytest.mark.timeout(400)
+def test_a_detached_command_waits_until_nothing_refuses_to_train(place: Path, start: Start) -> None:
+    assert start("spent", "tiny.yaml", "--set", "budget.steps=12").wait(240) == 0
+    process = start("spent", "--resume", "--detach", "--set", "budget.steps=5")
+    out, errors = process.communicate(timeout=120)
+    assert process.returncode == 2, (out, errors)
+    assert "trains on without this terminal" not in out
+    assert errors.count("error: budget.steps is already spent: the run has done 12 steps of 5") == 1
+    [run] = list_runs(place / "spent")
+    assert (run.status, run.step) == ("done", 12)
 
 
 def test_who_is_told_again_after_it_has_saved_was_stopped_all_the_same(place: Path, start: Start) -> None:

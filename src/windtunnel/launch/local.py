@@ -183,6 +183,7 @@ def _train(run: RunFolder, view: View, options: Options, *, as_json: bool, isola
     view.close()  # rank 0 shows its own
     run.close()  # and takes the lock
     if placed:
+        Channel.tell_begun()  # rank 0 may be on another machine, where nobody hears it
 
         def again(nodes: tuple[int, int]) -> int:
             return plan_again(run.path, options, nodes, view.say)

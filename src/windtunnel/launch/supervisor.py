@@ -52,7 +52,7 @@ def supervise(*, detach: bool = False, as_json: bool = False) -> None:
     Call it before anything has started threads.
 
     Args:
-        detach: the supervisor leaves the terminal as soon as there is a run, and the command ends.
+        detach: the supervisor leaves the terminal as soon as a run is trained, and the command ends.
         as_json: tell what there is to tell as JSON.
 
     Raises:
@@ -107,7 +107,7 @@ def _thread_failed(failed: threading.ExceptHookArgs) -> None:
 
 
 def _detached() -> int:
-    """Fork: the command waits until the job has a run, then ends; the child leaves its session and supervises the job.
+    """Fork: the command waits until the job trains a run, then ends; the child leaves its session and supervises the job.
 
     Returns:
         in the child, the descriptor on which to release the command.
@@ -215,6 +215,8 @@ class _Supervisor:
                 message = json.loads(line)
                 if "run" in message:
                     self._follow(Path(message["run"]))
+                if "begun" in message and self._run is not None and self._released is not None:
+                    self._release(self._run)
                 if "lighter" in message:
                     self._lighter = str(message["lighter"])
                 if "cause" in message:
@@ -233,8 +235,6 @@ class _Supervisor:
             for line in self._early:
                 log.write(line)
             self._early.clear()
-        if self._released is not None:
-            self._release(run)
 
     def _keep_place(self) -> None:
         """Make a link where the run's folder was moved while it trains, so that all still to be written follows it."""

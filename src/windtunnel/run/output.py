@@ -229,6 +229,12 @@ class Channel:
         number = _checked(control)
         return None if number is None else cls(number, _checked(terminal))
 
+    @classmethod
+    def tell_begun(cls) -> None:
+        """Tell whoever supervises this process that its run is trained now: a detached command leaves it alone then."""
+        if (channel := cls.inherited()) is not None:
+            channel.tell(begun=True)
+
     @property
     def descriptors(self) -> tuple[int, ...]:
         """What processes that are started must inherit (`pass_fds`)."""
@@ -240,7 +246,12 @@ class Channel:
         return ",".join([*named, ""][:2])
 
     def tell(self, **message: Any) -> None:
-        """Send a message: run=folder of what is trained now, lighter=how it needs less memory, cause=why it failed."""
+        """Send a message.
+
+        Args:
+            message: run=folder of what is trained now, begun=True once nothing is left that would refuse to,
+                lighter=how it needs less memory, cause=why it failed.
+        """
         self._send(message)
 
     def log(self, text: str) -> None:

@@ -167,6 +167,7 @@ def _first(
         except BudgetSpent as spent:
             run.leave(spent.message)
             raise
+        Channel.tell_begun()
         run.manifest.pop("resumed_from", None)  # from here on it is trained
         engine, data, ask = stack.enter_context(_engine(run, layout, ranks, method, stop))
         data.tokenizer.save(run.tokenizer_path)
