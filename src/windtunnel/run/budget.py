@@ -159,10 +159,11 @@ class BudgetClock:
         for name, seconds in self.time_limits.items():
             if seconds <= self.session_seconds:
                 spent = self.dollars_spent or 0.0 if name == "dollars" else self.seconds / 3600
-                used, limit = f"${spent:.2f}" if name == "dollars" else f"{spent:.2f} h", float(getattr(self.budget, name))
+                used = f"${spent:.2f}" if name == "dollars" else f"{spent:.2f} h"
+                given = float(getattr(self.budget, name))
                 raise BudgetSpent(
-                    f"budget.{name} is already spent: {used} of {limit:g}",
-                    self._raise(name, spent / limit if limit else 1.0),
+                    f"budget.{name} is already spent: {used} of {given:g}",
+                    self._raise(name, spent / given if given else 1.0),
                 )
 
     def _raise(self, name: str, share: float) -> str:
