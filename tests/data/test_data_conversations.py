@@ -72,6 +72,7 @@ def test_formats_are_detected_and_told(tmp_path: Path, name: str, suffix: str) -
         ({"messages": [{"role": "user", "content": "Hi"}]}, "no turn of the assistant's"),
         ({"messages": [{"role": "bot", "content": "Hi"}]}, "unknown role 'bot'"),
         ({"messages": [{"role": "user", "content": None}]}, "the user's content is null"),
+        ({"messages": [{"role": "user", "content": "cut \ud83d"}]}, r"the user's content has \\ud83d at character offset 4"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "a part of type 'image'"),
         ({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": " "}]}, "assistant's is empty"),
         ({"messages": ["Hi"]}, "a message is str"),

@@ -118,6 +118,7 @@ def test_messages_are_rendered_by_the_models_own_template(tmp_path: Path) -> Non
     [
         ({"text": "x"}, r"p\.jsonl:2: no key with a prompt .*it has text"),
         ({"question": " ", "answer": "1"}, r"p\.jsonl:2: question is str, expected text or messages, and not empty"),
+        ({"question": "cut \ud83d", "answer": "1"}, r"p\.jsonl:2: question has \\ud83d at character offset 4: half of"),
         ({"question": "x"}, r"p\.jsonl:2: it has no answer, and the records before have one"),
         ({"prompt": [{"role": "bot", "content": "x"}], "answer": 1}, r"p\.jsonl:2: prompt: unknown role 'bot'"),
         ({"prompt": [{"role": "assistant", "content": "x"}], "answer": 1}, "nothing is asked"),

@@ -14,7 +14,7 @@ from windtunnel.recipe import ConversationCorpus, Exercises, KernelTasks, UserEr
 from .arithmetic import questions
 from .corpus import CorpusFile
 from .exercises import draw_exercises
-from .formats import form_of, records
+from .formats import form_of, half_character, records
 from .kernels_files import TaskReader
 
 Message = dict[str, Any]
@@ -257,6 +257,8 @@ def check_message(message: Any) -> Message:
         kept["content"] = ""
     elif role == "assistant" and not kept["content"].strip() and not kept.get("tool_calls"):
         raise Malformed("a turn of the assistant's is empty")
+    if half := half_character(kept["content"]):
+        raise Malformed(f"the {role}'s content {half}")
     return kept
 
 

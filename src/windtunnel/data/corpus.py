@@ -16,7 +16,7 @@ from windtunnel.recipe import Plugin, StdlibCorpus, TextCorpus, UserCorpus, User
 
 from .cache import cache_root, locked, new_folder
 from .documents import DocumentBatch, batch_of
-from .formats import BOM, Form, dataset_files, form_of, open_bytes, records, unreadable
+from .formats import BOM, Form, dataset_files, form_of, half_character, open_bytes, records, unreadable
 from .not_text import refuse_utf16, to_utf8
 
 BLOCK = 8 << 20
@@ -205,16 +205,10 @@ def _read_records(file: CorpusFile, form: Form, longest: int) -> Iterator[Docume
 
 
 def _utf8(file: CorpusFile, number: int, text: str) -> bytes:
-    """Return a record's text as UTF-8, which has no form for half of a surrogate pair; JSON can hold one."""
-    try:
-        return text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        half = f"\\u{ord(text[error.start]):04x}"
-        raise UserError(
-            f"{file.path}:{number}: {file.text_key!r} has {half} at character offset {error.start}: half of a character which "
-            "JSON writes in two, as where a text was cut inside an emoji",
-            "mend the record or leave it out",
-        ) from None
+    """Return a record's text as UTF-8."""
+    if half := half_character(text):
+        raise UserError(f"{file.path}:{number}: {file.text_key!r} {half}", "mend the record or leave it out")
+    return text.encode("utf-8")
 
 
 def _without_text(file: CorpusFile, number: int, record: dict[str, object]) -> UserError:

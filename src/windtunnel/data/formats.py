@@ -225,6 +225,19 @@ def records(path: str, form: Form, columns: list[str] | None = None) -> Iterator
         yield from _table_records(path, form, columns)
 
 
+def half_character(text: str) -> str | None:
+    """Say where a text has half of a surrogate pair, which JSON can hold and UTF-8 has no form for; None where it has none."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(text[error.start]):04x}"
+        return (
+            f"has {half} at character offset {error.start}: half of a character which JSON writes in two, as where a text was "
+            "cut inside an emoji"
+        )
+    return None
+
+
 def _json_records(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, lines in line_parts(path):
         yield from line_records(path, number, lines)

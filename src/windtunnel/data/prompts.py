@@ -28,7 +28,7 @@ from .conversations import Malformed, Message, check_message
 from .corpus import CorpusFile, listed_files
 from .documents import Array
 from .exercises import draw_exercises
-from .formats import form_of, records
+from .formats import form_of, half_character, records
 from .kernels_files import TaskReader
 from .packing import ConversationFile, pack_ids
 from .samples import SampleWriter, Stored, batches, conversation_tokenizer
@@ -266,6 +266,8 @@ def _record(where: str, record: dict[str, Any], corpus: PromptCorpus) -> _Read:
             raise UserError(f"{where}: {key} ends with the assistant's turn, so nothing is asked", "leave that turn out")
     elif not isinstance(prompt, str) or not prompt.strip():
         raise UserError(f"{where}: {key} is {type(prompt).__name__}, expected text or messages, and not empty", "mend the record")
+    elif half := half_character(prompt):
+        raise UserError(f"{where}: {key} {half}", "mend the record or leave it out")
     answers = [corpus.answer_key] if corpus.answer_key is not None else ANSWER_KEYS
     answer_key = next((k for k in answers if k in record), None)
     if corpus.answer_key is not None and answer_key is None:
