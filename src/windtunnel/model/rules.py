@@ -60,8 +60,9 @@ def derive(recipe: Recipe, vocab: int) -> HyperParameters:
 
     preset = PRESETS[recipe.trm.preset] if recipe.trm is not None else None
     # An update of Muon is as large whatever the gradient's noise. At 1 Ki to 256 Ki tokens a step and depths 4 to 12, 0.02 was
-    # better than what sqrt(B/2^19) makes of it (benchmarks/results/quality-rates-h200.json); recursive models were not tried.
-    matrices = (1.0, "0.02, Muon, whatever the batch") if preset is None else (batch_scale, "0.02 x sqrt(B/2^19), Muon")
+    # better than what sqrt(B/2^19) makes of it (docs/quality.md); models that recurse were not measured so, and keep that.
+    recurs = shape.applications > shape.layers
+    matrices = (batch_scale, "0.02 x sqrt(B/2^19), Muon") if recurs else (1.0, "0.02, Muon, whatever the batch")
 
     def rate(value: float | None, base: float, scale: float, rule: str, own: float | None = None) -> Derived:
         if value is None:
