@@ -19,6 +19,7 @@ from windtunnel.evaluate import (
     weigh,
 )
 from windtunnel.evaluate.recurrence_fit import Phi, Plain, Recurrent, fit_phi, resamples
+from windtunnel.model import derive
 from windtunnel.recipe import Recipe, UserError
 
 pytestmark = pytest.mark.end_to_end
@@ -68,6 +69,13 @@ def test_members_share_data_seed_length_and_rules() -> None:
         assert again.trm.ema == 0.99
         # The preset's low rate is the recursion's; a plain model has a plain recipe's.
         assert again.pretrain.optimizer.matrix_lr == (None if member.kind == "plain" else 0.0005)
+
+
+def test_what_is_derived_is_the_same_rate_for_plain_models() -> None:
+    own, *others = flop_matched_members(recipe_of("trm", "stages.pretrain.batch_tokens=8192"), 300, LENGTH)
+    plain = [derive(member.recipe, 300).matrix_lr.value for member in others if member.kind == "plain"]
+    assert plain
+    assert set(plain) == {derive(own.recipe, 300).matrix_lr.value}
 
 
 def test_rates_that_the_recipe_names_are_everyones() -> None:

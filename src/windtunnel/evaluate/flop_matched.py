@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from windtunnel.model import GPTShape, gpt_shape, recipe_shape
+from windtunnel.model import GPTShape, derive, gpt_shape, recipe_shape
 from windtunnel.recipe import PRESETS, Budget, GPTModel, LayoutChoice, Recipe, Recursion, Schedule, UserError
 
 from .equal_updates import in_parts, parts_for, updates_of
@@ -84,7 +84,7 @@ def flop_matched_members(recipe: Recipe, vocab: int, length: Length) -> tuple[Me
     if own.recurrences == 1:
         what = f"recipe {recipe.name} applies its blocks once: there is no recursion to weigh"
         raise UserError(what, "leave --flop-matched out")
-    plain = _as_plain(base)
+    plain = _as_plain(base, vocab)
     once = gpt_shape(recipe.gpt, vocab)
     middle = math.sqrt(once.flops_per_token * own.shape.flops_per_token)
     models = {
@@ -181,12 +181,17 @@ def _common(recipe: Recipe, length: Length) -> Recipe:
     return recipe.model_copy(update={"stages": stages, "stage": None, "budget": Budget(steps=length.steps)})
 
 
-def _as_plain(recipe: Recipe) -> Recipe:
+def _as_plain(recipe: Recipe, vocab: int) -> Recipe:
     """Return the recipe without recursion, and at the rates that a plain recipe has where the run has its preset's."""
     assert recipe.trm is not None
     preset, stage = PRESETS[recipe.trm.preset], recipe.pretrain
     own = {name: getattr(stage.optimizer, name) for name in ("matrix_lr", "embedding_lr")}
-    rates = {name: None for name, value in own.items() if value is not None and value == getattr(preset, name)}
+    rates: dict[str, float | None] = {
+        name: None for name, value in own.items() if value is not None and value == getattr(preset, name)
+    }
+    if own["matrix_lr"] is None:
+        # Left alone, a plain model's matrices would learn faster from small batches: what is weighed is recursion, not that.
+        rates["matrix_lr"] = derive(recipe, vocab).matrix_lr.value
     schedule = stage.schedule
     if preset.warmup_steps is not None and schedule.warmup_steps == preset.warmup_steps:
         schedule = schedule.model_copy(update={"warmup_steps": Schedule().warmup_steps})
