@@ -12,7 +12,8 @@ import pytest
 from windtunnel.model import hf_shape
 from windtunnel.plan import make_plan
 from windtunnel.plan.engine_fsdp import loss_chunk
-from windtunnel.plan.hf_work import Workload, kept
+from windtunnel.plan.hf_kept import kept
+from windtunnel.plan.hf_work import Workload
 from windtunnel.recipe import LayoutChoice, LoRA, load_recipe
 from windtunnel.rig import parse_rig
 
