@@ -3,8 +3,8 @@
     python benchmarks/moe_answers.py --layers 1 --folder /dev/shm --out benchmarks/results/moe-answers-h200.json
     python benchmarks/moe_answers.py --tiny        the same with a tiny model on a CPU
 
-The folder takes four times the weights in bf16 at its peak: 75 GB for one layer. What is asked is what `windtunnel predict` asks:
-32 questions of 512 tokens answered together, greedily, by as many ranks as there are GPUs.
+The folder takes the weights in bf16 and in fp8 at its peak, some 42 GB for one layer. What is asked is what `windtunnel predict`
+asks: 32 questions of 512 tokens answered together, greedily, by as many ranks as there are GPUs.
 """
 
 from __future__ import annotations

@@ -182,7 +182,10 @@ def _common(recipe: Recipe, length: Length) -> Recipe:
 
 
 def _as_plain(recipe: Recipe, vocab: int) -> Recipe:
-    """Return the recipe without recursion, and at the rates that a plain recipe has where the run has its preset's."""
+    """Return the recipe without recursion, and at the rates that a plain recipe has where the run has its preset's.
+
+    Muon's rate, where the run derives it, is the run's.
+    """
     assert recipe.trm is not None
     preset, stage = PRESETS[recipe.trm.preset], recipe.pretrain
     own = {name: getattr(stage.optimizer, name) for name in ("matrix_lr", "embedding_lr")}
