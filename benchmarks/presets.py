@@ -36,6 +36,7 @@ from presets_rule import verdict
 from windtunnel.data import BatchLoader, PreparedData, ValidationBatches, prepare
 from windtunnel.evaluate.flop_matched import matching_gpt
 from windtunnel.model import (
+    CudaRecorder,
     Derived,
     GPTShape,
     HyperParameters,
@@ -43,7 +44,6 @@ from windtunnel.model import (
     Replay,
     Supervision,
     build_model,
-    cuda_recorder,
     derive,
     deterministic,
     objective_of,
@@ -173,7 +173,7 @@ def train(job: PresetJob, data: PreparedData, size: Size, seed: int) -> dict[str
     work = None
     if objective is not None:
         assert isinstance(model, RecursiveGPT)
-        work = Supervision(model, objective, 1 / job.batch, Replay(cuda_recorder() if size.device == "cuda" else None))
+        work = Supervision(model, objective, 1 / job.batch, Replay(CudaRecorder() if size.device == "cuda" else None))
     layout = {"sequence": size.sequence, "micro_batch": job.rows, "accumulation": 1, "rank": 0, "world": 1}
     began, losses, left = time.perf_counter(), [], 0.0
     with BatchLoader(data.train, **layout, seed=seed, device=size.device) as loader:

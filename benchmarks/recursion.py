@@ -43,12 +43,12 @@ from recursion_size import Keep, Size, batch_of, wait
 
 from windtunnel.model import (
     GPT,
+    CudaRecorder,
     Objective,
     RecursiveGPT,
     Replay,
     Supervision,
     build_model,
-    cuda_recorder,
     derive,
     enable_fp8,
     gpt_shape,
@@ -104,7 +104,7 @@ def our_step(
     objective = objective_of(recipe.trm.resolved)
     x, y = batch_of(size, batch)
     pieces = list(zip(x.split(micro), y.split(micro), strict=True))
-    work = Supervision(model, objective, 1 / y.numel(), Replay(cuda_recorder() if graphs else None))
+    work = Supervision(model, objective, 1 / y.numel(), Replay(CudaRecorder() if graphs else None))
 
     def step() -> None:
         work.step(pieces)

@@ -26,7 +26,7 @@ def ours(depth: int, batch: int, precision: str, seed: int, recorded: bool = Fal
     import numpy as np
 
     from windtunnel.data import BatchLoader, TokenFile
-    from windtunnel.model import Replay, build_gpt, cuda_recorder, derive, gpt_shape
+    from windtunnel.model import CudaRecorder, Replay, build_gpt, derive, gpt_shape
     from windtunnel.model.fp8 import enable_fp8
     from windtunnel.recipe import load_recipe
     from windtunnel.train.gpt import PlainLoss, Work
@@ -47,7 +47,7 @@ def ours(depth: int, batch: int, precision: str, seed: int, recorded: bool = Fal
         file, sequence=SEQUENCE, micro_batch=batch, accumulation=ACCUMULATION, rank=0, world=1, seed=seed, device=device
     )
     work = Work(model, optimizer, loader, batch * SEQUENCE * ACCUMULATION)
-    passes = PlainLoss(Replay(cuda_recorder() if recorded else None))
+    passes = PlainLoss(Replay(CudaRecorder() if recorded else None))
 
     def step() -> torch.Tensor:
         sums, _ = passes(work, lambda _: optimizer.step(Scalars(1.0, 0.95, 0.1)), None)

@@ -31,11 +31,11 @@ from sudoku_variants import TINY, TINY_VARIANTS, VARIANTS, Keys
 
 from windtunnel.data import BatchLoader, PreparedData, PuzzleFile, prepare
 from windtunnel.model import (
+    CudaRecorder,
     RecursiveGPT,
     Replay,
     Supervision,
     build_model,
-    cuda_recorder,
     derive,
     deterministic,
     objective_of,
@@ -75,7 +75,7 @@ class Trainer:
         self.targets = self.micro * self.pieces * self.shape.sequence
         if self.objective is not None:
             assert isinstance(self.model, RecursiveGPT)
-            run = Replay(cuda_recorder() if stage.graphs and device == "cuda" else None)
+            run = Replay(CudaRecorder() if stage.graphs and device == "cuda" else None)
             self.supervision = Supervision(self.model, self.objective, 1 / self.targets, run)
         self.data, self.losses = data, list[torch.Tensor]()
         self.passed, self.steps = 0.0, 0

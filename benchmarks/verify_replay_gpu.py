@@ -252,7 +252,7 @@ def foreign(
         answers = [answer for answer in answers if answer.name in right]
     began = time.monotonic()
     verifiers = _prepared(machine, answers, options, timed=before is not None)
-    prepared = time.monotonic() - began
+    prepared, own_time = time.monotonic() - began, time.process_time()
     rows = _judged(answers, verifiers, options, seconds - prepared, timed=before is not None)
     judged = [row for row in rows if row.get("accepted") is not None]
     spent = max((row["at"] for row in rows), default=0.0)
@@ -269,7 +269,10 @@ def foreign(
         "nothing_known": sum("accepted" in row and row["accepted"] is None for row in rows),
         "task_errors": sum("task_error" in row for row in rows),
         "fragile": sum(bool(row.get("fragile")) for row in judged),
-        "stage_seconds": _sums(judged),
+        # Of all threads of this process, which hands everything over and reads what comes back.
+        "own_cpu_seconds": round(time.process_time() - own_time, 1),
+        "stage_seconds": _sums(judged, "times"),
+        "seconds_on_the_gpu": _sums(judged, "parts"),
     }
     print(f"   {found}", flush=True)
     return found | {"rows": rows}
@@ -385,11 +388,11 @@ def _judged(
     return [row for future in under_way if future in done and (row := future.result()) is not None]
 
 
-def _sums(rows: list[dict[str, Any]]) -> dict[str, float]:
+def _sums(rows: list[dict[str, Any]], what: str) -> dict[str, float]:
     """Seconds of all candidates together, by stage: waiting for a worker is a part of them, and on the GPU also apart."""
     total: Counter[str] = Counter()
     for row in rows:
-        total.update(row["times"])
+        total.update(row[what] or {})
     return {stage: round(seconds, 1) for stage, seconds in total.items()}
 
 

@@ -12,7 +12,7 @@ from test_hf_attention_gpu import batch_of
 from test_hf_gpu import VOCAB, job_of
 
 from windtunnel.launch import try_steps
-from windtunnel.model import Objective, RecursiveGPT, Replay, Supervision, build_model, cuda_recorder, deterministic, recipe_shape
+from windtunnel.model import CudaRecorder, Objective, RecursiveGPT, Replay, Supervision, build_model, deterministic, recipe_shape
 from windtunnel.plan import make_plan, resolve
 from windtunnel.recipe import LoRA, load_recipe
 from windtunnel.rig import detect_rig
@@ -40,7 +40,7 @@ def test_recorded_gradients_are_those_that_are_launched_bit_for_bit(scheme: str,
     before = torch.are_deterministic_algorithms_enabled()
     deterministic(True)
     try:
-        for record in (None, cuda_recorder()):
+        for record in (None, CudaRecorder()):
             model = build_model(shape, device="cuda", compute=torch.bfloat16, seed=1)
             assert isinstance(model, RecursiveGPT)
             for parameter in model.parameters():
@@ -106,18 +106,13 @@ def test_recorded_steps_of_packed_documents_are_those_that_are_launched_bit_for_
     from windtunnel.train.hf import engine
 
     made, found = [], []
-    record = engine.cuda_recorder
 
-    def counted(stage: str) -> Any:
-        one = record(stage)
-
-        def make(work: Any) -> Any:
-            made.append(one(work))
+    class Counted(CudaRecorder):
+        def __call__(self, work: Any) -> Any:
+            made.append(super().__call__(work))
             return made[-1]
 
-        return make
-
-    monkeypatch.setattr(engine, "cuda_recorder", counted)
+    monkeypatch.setattr(engine, "CudaRecorder", Counted)
     for most in (0, 16):
         monkeypatch.setattr(engine, "MOST_RECORDINGS", most)
         torch._dynamo.reset()
@@ -136,6 +131,20 @@ def test_recorded_steps_of_packed_documents_are_those_that_are_launched_bit_for_
     assert all(torch.equal(tensor, recorded[name]) for name, tensor in weights.items())
     assert torch.isfinite(one).all()
     assert (one[:, 2] > 0).all()
+
+
+def test_what_is_launched_beside_recordings_takes_no_memory_of_its_own() -> None:
+    held = {}
+    for recorded in (False, True):
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_reserved()
+        torch.cuda.reset_peak_memory_stats()
+        with job_of(LLAMA, recorded=recorded, attention="varlen", exact=True) as job:
+            for step in range(4 * len(PACKS)):
+                job.step([batch_of([[1024] * 8, *PACKS[step % len(PACKS)]], 8192, seed=step)], 2 * 8192, 1e-3)
+            held[recorded] = torch.cuda.max_memory_reserved() - before
+        del job
+    assert held[True] < 1.25 * held[False]
 
 
 def test_a_replayed_step_is_started_without_waiting() -> None:
@@ -157,10 +166,10 @@ def test_a_replayed_step_is_started_without_waiting() -> None:
 
 WAITS = """
 import torch
-from windtunnel.model import Replay, cuda_recorder
+from windtunnel.model import Replay, CudaRecorder
 from windtunnel.recipe import UserError
 
-run, seen, x = Replay(cuda_recorder()), torch.zeros(1, device="cuda"), torch.ones(3, device="cuda")
+run, seen, x = Replay(CudaRecorder()), torch.zeros(1, device="cuda"), torch.ones(3, device="cuda")
 for _ in range(3):
     try:
         run("waits", lambda x: seen.add_(x.sum().item()), x)

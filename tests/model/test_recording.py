@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 from random_models import tokens
-from recordings import Again
+from recordings import Again, Recorder
 from recursive_reference import random_model, recursive_shape
 from torch import Tensor
 
@@ -40,6 +40,25 @@ def test_work_is_recorded_once_and_sees_what_it_is_given() -> None:
     run.forget()
     run("sum", work, torch.ones(2))
     assert len(recorded) == 1
+
+
+def test_what_leaves_something_where_recordings_write_has_them_made_again() -> None:
+    recorder, seen = Recorder(leaves=(3,)), torch.zeros(1)
+    run = Replay(recorder, launch=recorder.launch)
+
+    def work(x: Tensor) -> None:
+        seen.add_(x.sum())
+
+    for i in range(4):
+        run("one", work, torch.full((2,), 10.0**i))
+    assert (len(recorder.made), recorder.launched) == (1, 2)
+    run("other", work, torch.ones(3))
+    run("one", work, torch.ones(2))
+    assert len(recorder.made) == 2  # the first would overwrite what the other work left
+    run("other", work, torch.ones(3))
+    run("one", work, torch.ones(2))
+    assert (len(recorder.made), recorder.launched) == (2, 4)
+    assert seen.item() == 2 * 1111.0 + 6 + 4
 
 
 def test_works_of_the_same_shapes_share_their_places() -> None:

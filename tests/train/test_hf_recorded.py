@@ -12,7 +12,7 @@ import torch
 from hf_models import ALONE, MODELS, VOCAB, drawn, engine_on, job_of, packed, weights_of
 from hypothesis import given
 from hypothesis import strategies as st
-from recordings import Again
+from recordings import Again, Recorder
 
 from windtunnel.checkpoint import CheckpointStore, Facts
 from windtunnel.data import Batch, BatchLoader, ConversationFile, bucketed
@@ -33,14 +33,9 @@ ROUNDS = 3 * (RUNS_BEFORE + 2)
 @pytest.fixture
 def recordings(monkeypatch: pytest.MonkeyPatch) -> list[Again]:
     """What is recorded from now on, in the place of CUDA graphs."""
-    made: list[Again] = []
-
-    def record(work: Callable[[], None]) -> Again:
-        made.append(Again(work))
-        return made[-1]
-
-    monkeypatch.setattr(engine, "cuda_recorder", lambda stage: record)
-    return made
+    recorder = Recorder()
+    monkeypatch.setattr(engine, "CudaRecorder", lambda stage: recorder)
+    return recorder.made
 
 
 def packs(number: int) -> Batch:

@@ -132,7 +132,7 @@ def test_a_trial_with_recorded_passes_records_them_validates_and_reads_the_phase
         scored.append(given)
         return validation_loss(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(gpt, "cuda_recorder", lambda: record)
+    monkeypatch.setattr(gpt, "CudaRecorder", lambda: record)
     monkeypatch.setattr(gpt, "validation_loss", score)
     keys = ("trm.preset=honest", "trm.supervision=2", "trm.ema=0.9", "model.mlp=swiglu", "model.value_embeddings=false")
     request = TrialRequest(load_recipe(tiny, keys), LAYOUT, vocab=300, config=None, steps=3, warm_up=3, seconds=60.0)

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import AttentionInterface
 from transformers.cache_utils import Cache
 
-from windtunnel.model import SAME_STEPS, cuda_recorder
+from windtunnel.model import SAME_STEPS, CudaRecorder
 
 from .decoder import put
 from .hf import GrowingLayer, HFDecoder
@@ -50,7 +50,7 @@ class RecordedDecoder(HFDecoder):
     ragged, ahead, draws = True, True, MOST_DRAWN
 
     def __init__(
-        self, model: Any, capacity: int | None = None, record: Callable[[], Record] = cuda_recorder, *, kernel: bool | None = None
+        self, model: Any, capacity: int | None = None, record: Callable[[], Record] = CudaRecorder, *, kernel: bool | None = None
     ) -> None:
         self._recorder, self._static = record, cast("StaticRoom | None", None)
         super().__init__(model, capacity)

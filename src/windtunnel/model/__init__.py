@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from .known import hf_shape, hub_id, known_models
     from .memory import out_of_memory
     from .new_rows import NewRows, with_rows
-    from .recording import Recording, Replay, cuda_recorder
+    from .recording import CudaRecorder, Recording, Replay
     from .recursive import RecursiveGPT, use_supervision
     from .sampling import choose, draw_tokens, top_log_probabilities
     from .stored import BITS, FETCH_AGAIN, INDEX, SINGLE, Stored, StoredModel, read_stored
@@ -73,6 +73,7 @@ __all__ = [
     "SINGLE",
     "Block",
     "BlockFP8",
+    "CudaRecorder",
     "Derived",
     "ExpertGroup",
     "Experts",
@@ -107,7 +108,6 @@ __all__ = [
     "by_hand",
     "choose",
     "convert_gguf",
-    "cuda_recorder",
     "cut_off",
     "decode_fp8",
     "derive",

@@ -36,10 +36,17 @@ class Replay:
     Args:
         record: makes a recording of a function without arguments, without running it; None: nothing is recorded.
         most: recordings that are made; what comes after them is run.
+        launch: runs what is not recorded, in the memory of what is; None: in memory of its own. It returns whether something
+            was left there, which recordings that were made before would overwrite: they are made once more.
     """
 
-    def __init__(self, record: Callable[[Callable[[], None]], Recording] | None = None, most: int = sys.maxsize) -> None:
-        self._record, self._most = record, most
+    def __init__(
+        self,
+        record: Callable[[Callable[[], None]], Recording] | None = None,
+        most: int = sys.maxsize,
+        launch: Callable[[Callable[[], None]], bool] | None = None,
+    ) -> None:
+        self._record, self._most, self._launch = record, most, launch
         self._runs: dict[Hashable, int] = {}
         self._recorded: dict[Hashable, Recording] = {}
         # Of tensors of the same shapes: one recording is done before the next one begins, so that all use the same.
@@ -55,7 +62,10 @@ class Replay:
         self._runs[key] = self._runs.get(key, 0) + 1
         full = key not in self._recorded and len(self._recorded) >= self._most
         if self._runs[key] <= RUNS_BEFORE or full:
-            work(*given)
+            if self._launch is None:
+                work(*given)
+            elif self._launch(lambda: work(*given)):
+                self._recorded.clear()
             return
         if shapes not in self._places:
             self._places[shapes] = tuple(torch.empty_like(t) for t in given)
@@ -73,22 +83,29 @@ class Replay:
         self._runs.clear()
 
 
-def cuda_recorder(stage: str = "stages.pretrain") -> Callable[[Callable[[], None]], Recording]:
-    """Return a function that records CUDA graphs; they share one pool of memory, so they must be replayed one after another.
+class CudaRecorder:
+    """Records CUDA graphs; they share one pool of memory, so they must be replayed one after another.
 
     Args:
         stage: the recipe's section, for messages.
-
-    Raises, where it records:
-        UserError: the work waits for the device, or does something else that cannot be recorded.
     """
-    pool = torch.cuda.graph_pool_handle()
 
-    def record(work: Callable[[], None]) -> Recording:
+    def __init__(self, stage: str = "stages.pretrain") -> None:
+        self._stage = stage
+        # A pool's free memory is known by the stream that used it: what is recorded and what is launched beside use one.
+        self._pool, self._stream = torch.cuda.MemPool(), torch.cuda.Stream()
+        self._left = 0
+
+    def __call__(self, work: Callable[[], None]) -> Recording:
+        """Record work without running it.
+
+        Raises:
+            UserError: it waits for the device, or does something else that cannot be recorded.
+        """
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         try:
             # Other threads go on meanwhile: the loader copies batches, the writer checkpoints.
-            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool=self._pool.id, stream=self._stream, capture_error_mode="thread_local"):  # type: ignore[arg-type]
                 work()
         except torch.OutOfMemoryError:
             raise
@@ -97,9 +114,30 @@ def cuda_recorder(stage: str = "stages.pretrain") -> Callable[[Callable[[], None
             torch.cuda.set_stream(stream)
             why = str(error.__context__ or error).splitlines()[0]
             raise UserError(
-                f"{stage}.graphs: the passes cannot be recorded as a CUDA graph here: {why}",
-                f"--set {stage}.graphs=false",
+                f"{self._stage}.graphs: the passes cannot be recorded as a CUDA graph here: {why}",
+                f"--set {self._stage}.graphs=false",
             ) from error
         return graph
 
-    return record
+    def launch(self, work: Callable[[], None]) -> bool:
+        """Run work in the memory of what is recorded; return whether it left more there than was there before.
+
+        Passes of a kind that is not recorded yet need as much memory as a recording, and in memory of their own both would be
+        held for good.
+        """
+        stream = torch.cuda.current_stream()
+        self._stream.wait_stream(stream)
+        # A pool is used by the thread that says so, and a backward pass would run in another.
+        with (
+            torch.cuda.stream(self._stream),
+            torch.cuda.use_mem_pool(self._pool),
+            torch.autograd.set_multithreading_enabled(False),
+        ):
+            work()
+        stream.wait_stream(self._stream)
+        before, self._left = self._left, self._allocated()
+        return self._left > before
+
+    def _allocated(self) -> int:
+        """Return the bytes of the pool that tensors hold."""
+        return sum(segment["allocated_size"] for segment in torch.cuda.memory_snapshot(self._pool.id))

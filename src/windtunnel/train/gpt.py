@@ -19,6 +19,7 @@ from windtunnel.data import Batch, Batches
 from windtunnel.evaluate import Validation, validation_loss
 from windtunnel.model import (
     GPT,
+    CudaRecorder,
     HyperParameters,
     Objective,
     RecursiveGPT,
@@ -26,7 +27,6 @@ from windtunnel.model import (
     SupervisedSums,
     Supervision,
     build_model,
-    cuda_recorder,
     derive,
     deterministic,
     objective_of,
@@ -110,7 +110,7 @@ class GPTEngine:
         self.before_update: Callable[[], None] = nothing
         self._ranks, self._seed = ranks, recipe.seed
         self._momentum, self._decay = recipe.pretrain.optimizer.momentum, rates.weight_decay.value
-        self._loss: PlainLoss | SupervisedLoss = PlainLoss(Replay(cuda_recorder() if layout.recorded else None))
+        self._loss: PlainLoss | SupervisedLoss = PlainLoss(Replay(CudaRecorder() if layout.recorded else None))
         if recipe.trm is not None:
             assert isinstance(model, RecursiveGPT)
             self._loss = SupervisedLoss(model, objective_of(recipe.trm.resolved), recorded=layout.recorded)
@@ -280,7 +280,7 @@ class SupervisedLoss:
     def _supervision(self, scale: float) -> Supervision:
         """Return the work that is kept from step to step: what is recorded works on its sums."""
         if self._work is None:
-            replay = Replay(cuda_recorder() if self._recorded else None)
+            replay = Replay(CudaRecorder() if self._recorded else None)
             self._work = Supervision(self._model, self._objective, scale, replay)
         return self._work
 

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule
 from windtunnel.checkpoint import Slice
 from windtunnel.data import Batch
 from windtunnel.evaluate import Validation, validation_loss
-from windtunnel.model import Replay, cuda_recorder
+from windtunnel.model import CudaRecorder, Replay
 from windtunnel.recipe import Layout, Schedule
 
 from ..engine import EngineState, Feed, Mark, Moment, Parameters, Pending, adopt, nothing, row_offset
@@ -52,7 +52,8 @@ class HFJob:
     ) -> None:  # fmt: skip
         self.network, self.optimizer, self.parameters, self.ranks = network, optimizer, parameters, ranks
         self.sharded, self._keep_gathered = sharded, keep_gathered
-        self._run = Replay(cuda_recorder("stages.sft"), MOST_RECORDINGS) if recorded else Replay()
+        recorder = CudaRecorder("stages.sft") if recorded else None
+        self._run = Replay() if recorder is None else Replay(recorder, MOST_RECORDINGS, recorder.launch)
         # What is recorded adds to the same sums at every step.
         self._sums = torch.zeros(4, dtype=torch.float64, device=ranks.device)
 
