@@ -2,7 +2,8 @@
 
 A rank holds its share of a layer's experts: codes of one byte, and scales. A product turns a few experts at a time into bf16,
 forward and backward, by the formula of the conversion (fp32 product of code and scale, rounded to bf16): what is computed with
-is bit for bit what a folder converted to bf16 holds, and no more of it than `DECODED_BYTES` exists at any moment.
+is bit for bit what a folder converted to bf16 holds, and no more of it than `DECODED_BYTES` exists at any moment. Where experts
+have few rows on a GPU, as in decoding, weights exist a tile at a time alone.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class BlockFP8:
         """Return the weights (last - first, P * O, I) of experts; rounded to bf16 whatever the dtype."""
         codes, scale = self.codes[first:last], self.scale[first:last]
         if codes.is_cuda:
-            from .triton_decode import decode_blocks, decodes_here  # Triton is there where a GPU is
+            from .triton_experts import decode_blocks, decodes_here  # Triton is there where a GPU is
 
             if decodes_here(codes):
                 return decode_blocks(codes, scale, self.block).flatten(1, 2).to(dtype)
@@ -86,6 +87,12 @@ class _Product(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, weights: BlockFP8, counts: list[int]) -> Tensor:
         ctx.given = weights, counts
         out = rows.new_empty(rows.size(0), weights.outputs)
+        if rows.is_cuda and rows.dtype == torch.bfloat16:
+            from .triton_experts import multiplies_few, multiply_few
+
+            if multiplies_few(weights.codes, weights.block, counts):
+                multiply_few(rows.contiguous(), weights.codes, weights.scale, weights.block, counts, out)
+                return out
         for weight, start, end, here in weights.some(counts, rows.dtype):
             _grouped(rows[start:end], weight.transpose(1, 2), here, out[start:end])
         return out
