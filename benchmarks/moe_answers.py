@@ -65,7 +65,11 @@ def make_model(folder: Path, layers: int, tiny: bool, device: str) -> Path:
 
 
 def measure(folder: Path, questions: Questions, device: str, ranks: int, vocabulary: int) -> dict[str, Any]:
-    """Return the seconds of a prompt and of a step, each the median of three rounds, and what a second round repeats."""
+    """Return the seconds of a prompt and of a step, each the median of three rounds, and what further rounds repeat.
+
+    Prompts are put together as they arrive, so that batches differ from round to round, and with them a token's last bits: of
+    random weights another one may come first then.
+    """
     draw = torch.Generator().manual_seed(0)
     length = questions.prompt_tokens
     prompts = [tuple(torch.randint(3, vocabulary, (length,), generator=draw).tolist()) for _ in range(questions.prompts)]
@@ -83,15 +87,17 @@ def measure(folder: Path, questions: Questions, device: str, ranks: int, vocabul
         whole = [answer(questions.answer_tokens) for _ in range(3)]
     long = statistics.median(seconds for seconds, _ in whole)
     steps = max(len(tokens) for tokens in whole[0][1]) - 1
+    pairs = [pair for _, again in whole[1:] for pair in zip(again, whole[0][1], strict=True)]
     return {
         "load_seconds": loaded, "prompts_seconds": short, "prompt_seconds": short / questions.prompts, "steps": steps,
         "step_seconds": (long - short) / max(1, steps), "tokens_per_second": sum(len(t) for t in whole[0][1]) / long,
-        "answers_repeat": all(tokens == whole[0][1] for _, tokens in whole),
+        "answers_repeated": statistics.mean(one == first for one, first in pairs),
+        "tokens_repeated": statistics.mean(sum(map(int.__eq__, one, first)) / len(first) for one, first in pairs),
     }  # fmt: skip
 
 
 def main() -> int:
-    """Measure, print and write; return 1 where answers do not repeat."""
+    """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, nargs="+", default=[1])
     parser.add_argument("--tiny", action="store_true", help="a tiny model on a CPU")
@@ -111,13 +117,14 @@ def main() -> int:
                 rig = parse_rig("H200" if ranks == 1 else f"{ranks}xH200")
                 shape, constants = hf_shape(str(folder)), load_hf_constants("H200")
                 plan = plan_answering(shape, questions, rig, constants, shared=True, scored=False)
-                entry |= {"planned_pass_seconds": plan.pass_seconds, "time_error": plan.pass_seconds / entry["step_seconds"] - 1}
+                entry |= {"planned_step_seconds": plan.step_seconds, "planned_prompt_seconds": plan.prompt_seconds,
+                          "time_error": plan.step_seconds / entry["step_seconds"] - 1}  # fmt: skip
         report["cases"].append(entry)
         print(json.dumps(entry), flush=True)
         if args.out:
             args.out.parent.mkdir(parents=True, exist_ok=True)
             args.out.write_text(json.dumps(report, indent=1) + "\n")
-    return 0 if all(entry["answers_repeat"] for entry in report["cases"]) else 1
+    return 0
 
 
 if __name__ == "__main__":

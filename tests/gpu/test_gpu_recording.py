@@ -16,6 +16,7 @@ from windtunnel.model import CudaRecorder, Objective, RecursiveGPT, Replay, Supe
 from windtunnel.plan import make_plan, resolve
 from windtunnel.recipe import LoRA, load_recipe
 from windtunnel.rig import detect_rig
+from windtunnel.train.hf.documents import document_kernels
 
 pytestmark = [
     pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"), pytest.mark.timeout(300),
@@ -97,15 +98,21 @@ PACKS = [[[900, 100], [1024]], [[60] * 17, [30] * 30], [[500], [700, 200]], [[9]
 
 @pytest.mark.parametrize(
     "chosen",
-    [{}, {"recompute": "block"}, {"lora": LoRA(rank=8)}, {"lora": LoRA(rank=8), "weights": "fp8"}, {"compile": False}],
-    ids=["full", "recompute", "lora", "fp8", "eager"],
-)
+    [
+        {}, {"attention": "flash4"}, {"recompute": "block"}, {"lora": LoRA(rank=8)},
+        {"lora": LoRA(rank=8), "weights": "fp8"}, {"compile": False},
+    ],
+    ids=["full", "flash4", "recompute", "lora", "fp8", "eager"],
+)  # fmt: skip
 def test_recorded_steps_of_packed_documents_are_those_that_are_launched_bit_for_bit(
     chosen: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from windtunnel.train.hf import engine
 
     made, found = [], []
+    chosen = {"attention": "varlen", **chosen}
+    if chosen["attention"] == "flash4" and document_kernels() is None:
+        pytest.skip("FlashAttention-4 is not installed")
 
     class Counted(CudaRecorder):
         def __call__(self, work: Any) -> Any:
@@ -116,7 +123,7 @@ def test_recorded_steps_of_packed_documents_are_those_that_are_launched_bit_for_
     for most in (0, 16):
         monkeypatch.setattr(engine, "MOST_RECORDINGS", most)
         torch._dynamo.reset()
-        with job_of(LLAMA, recorded=True, attention="varlen", exact=True, **chosen) as job:
+        with job_of(LLAMA, recorded=True, exact=True, **chosen) as job:
             sums = []
             for step in range(4 * len(PACKS)):
                 # Waiting for the device would show here in a launched step, and fail the recording of one that is recorded.

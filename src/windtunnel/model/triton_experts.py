@@ -72,26 +72,26 @@ def multiplies_few(codes: Tensor, block: tuple[int, int], counts: Sequence[int])
 
 @triton.jit
 def _multiply(
-    rows, codes, scale, out, work, O, I, parts, grid_rows, grid_columns, block_rows, block_columns,
+    rows, codes, scale, out, work, outputs, inputs, parts, grid_rows, grid_columns, block_rows, block_columns,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
 ):  # type: ignore[no-untyped-def]  # fmt: skip
     expert = tl.load(work + tl.program_id(1) * 3).to(tl.int64)
     first = tl.load(work + tl.program_id(1) * 3 + 1)
     end = tl.load(work + tl.program_id(1) * 3 + 2)
     begin = tl.program_id(0) * OUTPUTS  # no tile has outputs of two matrices
-    matrix = expert * parts + begin // O
-    output = begin % O + tl.arange(0, OUTPUTS)
+    matrix = expert * parts + begin // outputs
+    output = begin % outputs + tl.arange(0, OUTPUTS)
     row, column = first + tl.arange(0, ROWS), tl.arange(0, INPUTS)
-    weights = codes + matrix * O * I + output.to(tl.int64)[:, None] * I + column[None, :]
-    given = rows + row.to(tl.int64)[None, :] * I + column[:, None]
-    factors = scale + (matrix * grid_rows + (begin % O) // block_rows) * grid_columns
+    weights = codes + matrix * outputs * inputs + output.to(tl.int64)[:, None] * inputs + column[None, :]
+    given = rows + row.to(tl.int64)[None, :] * inputs + column[:, None]
+    factors = scale + (matrix * grid_rows + (begin % outputs) // block_rows) * grid_columns
     total = tl.zeros((OUTPUTS, ROWS), tl.float32)
-    for at in range(0, I, INPUTS):
+    for at in range(0, inputs, INPUTS):
         code = tl.load(weights + at).to(tl.float8e4nv, bitcast=True).to(tl.float32)
         weight = (code * tl.load(factors + at // block_columns)).to(tl.bfloat16)
         x = tl.load(given + at, mask=(row < end)[None, :], other=0.0)
         total = tl.dot(weight.to(x.dtype), x, total)
-    place = out + row.to(tl.int64)[None, :] * (parts * O) + begin + tl.arange(0, OUTPUTS)[:, None]
+    place = out + row.to(tl.int64)[None, :] * (parts * outputs) + begin + tl.arange(0, OUTPUTS)[:, None]
     tl.store(place, total.to(out.dtype.element_ty), mask=(row < end)[None, :])
 
 

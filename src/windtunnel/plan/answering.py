@@ -21,6 +21,9 @@ GROUP = 4 * ANSWERED_AT_ONCE
 """Theses that are answered, and kept, before the next ones are begun."""
 SCORING_PASSES = 2
 """Of a thesis, by which each of the five actions gets its probability."""
+FEW_ROWS, FEW_ROWS_BANDWIDTH = 32, 0.64
+"""Up to so many rows an expert on average its codes are multiplied by as they lie, at this share of the memory's bandwidth: 3.05
+TB/s on an H200 for DeepSeek-V3's experts. With more they are written in bf16 first."""
 
 
 @dataclass(frozen=True)
@@ -30,16 +33,19 @@ class Answering:
     Attributes:
         ranks: GPUs that share the model.
         at_once: answers written together, as far as there is memory; 0: the model does not fit.
-        weights_gib: of one GPU. pass_seconds: of one pass through the model.
-        passes: through the model, for all questions.
+        weights_gib: of one GPU.
+        prompt_seconds, step_seconds: of a pass of one prompt through the model, and of a step of all answers under way.
+        prompts, steps: how many of these all questions take; a thesis is read three times.
     """
 
     ranks: int
     at_once: int
     weights_gib: float
     limit_gib: float
-    pass_seconds: float
-    passes: float
+    prompt_seconds: float
+    step_seconds: float
+    prompts: float
+    steps: float
 
     @property
     def fits(self) -> bool:
@@ -49,7 +55,7 @@ class Answering:
     @property
     def seconds(self) -> float:
         """All questions, once the model is loaded."""
-        return self.passes * self.pass_seconds
+        return self.prompts * self.prompt_seconds + self.steps * self.step_seconds
 
 
 def plan_answering(shape: HFShape, asked: Asked, rig: Rig, c: HFConstants, *, shared: bool, scored: bool) -> Answering:
@@ -75,15 +81,30 @@ def plan_answering(shape: HFShape, asked: Asked, rig: Rig, c: HFConstants, *, sh
     at_once = min(ANSWERED_AT_ONCE, asked.prompts, ranks * max(0, int(room / (2 * _cached(shape, asked.prompt_tokens + answer)))))
     bandwidth = rig.gpu.bandwidth_gbs * 1e9
     reading = plain / (bandwidth * c.decode_bandwidth)
-    if coded:
+
+    def one(tokens: float) -> float:
+        """Return the seconds of a pass of so many tokens, over all ranks."""
+        if not coded:
+            launches = 0.0 if shape.same_steps else shape.layers * c.eager_launch_seconds / 2
+            return max(reading, launches) + c.decode_overhead_seconds
         # Each layer waits for the host, which must know how many rows come to an expert: what it launches hides behind nothing.
-        decoding = DECODED_TRAFFIC * coded / ranks / (bandwidth * c.bandwidth_efficiency)
-        one = reading + decoding + shape.layers * c.eager_launch_seconds
-    else:
-        one = max(reading, 0.0 if shape.same_steps else shape.layers * c.eager_launch_seconds / 2)
+        launches = shape.layers * c.eager_launch_seconds
+        traffic, share = _expert_traffic(shape, tokens)
+        decoding = traffic * coded / ranks / (bandwidth * (share or c.bandwidth_efficiency))
+        return reading + decoding + launches + c.decode_overhead_seconds
+
     prompts = asked.prompts * (1 + SCORING_PASSES * scored)
-    passes = prompts + _steps(asked.prompts, at_once, answer, asked.answer_tokens, GROUP if scored else asked.prompts)
-    return Answering(ranks, at_once, weights, limit, one + c.decode_overhead_seconds, passes)
+    steps = _steps(asked.prompts, at_once, answer, asked.answer_tokens, GROUP if scored else asked.prompts)
+    return Answering(ranks, at_once, weights, limit, one(asked.prompt_tokens), one(at_once), prompts, steps)
+
+
+def _expert_traffic(shape: HFShape, tokens: float) -> tuple[float, float | None]:
+    """Return bytes moved for each weight of the experts by so many tokens, and at which share of the bandwidth if it is known."""
+    assert shape.experts is not None
+    chosen = shape.experts.per_token / shape.experts.count
+    if tokens * chosen > FEW_ROWS:
+        return DECODED_TRAFFIC, None
+    return 1 - (1 - chosen) ** tokens, FEW_ROWS_BANDWIDTH
 
 
 def _cached(shape: HFShape, tokens: float) -> float:

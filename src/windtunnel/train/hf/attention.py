@@ -35,7 +35,7 @@ from .documents import document_attention, document_kernels
 Kind = Literal["flash4", "varlen", "flex", "split", "mask"]
 KINDS: tuple[Kind, ...] = ("flash4", "varlen", "flex", "split", "mask")
 # Of those what they are given has the same shapes for every batch, and they take documents without a token. 'split' is the CPU's.
-RECORDED = ("varlen", "split")
+RECORDED = ("flash4", "varlen", "split")
 
 # cuDNN's kernels first: on Hopper they take two thirds of the time of PyTorch's own FlashAttention.
 BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -128,8 +128,8 @@ def choose(
     """
     if wanted == "auto":
         there = [kind for kind in KINDS if missing(kind, device, compute, text, special) is None]
-        if recorded:
-            there = [kind for kind in RECORDED if kind in there] or there
+        if recorded:  # the host's part in a call is of no account
+            return next((kind for kind in RECORDED if kind in there), there[0])
         return "varlen" if layer < SMALL_LAYER and "varlen" in there else there[0]
     why = missing(wanted, device, compute, text, special)
     if why is not None:
