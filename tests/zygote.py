@@ -57,7 +57,8 @@ class Ranks:
             free.bind(("127.0.0.1", 0))
             port = str(free.getsockname()[1])
         own = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
-        self._place = Path(tempfile.mkdtemp(prefix="ranks-"))
+        self._held = tempfile.TemporaryDirectory(prefix="ranks-", ignore_cleanup_errors=True)
+        self._place = Path(self._held.name)
         self.pids = [self._start(folder, own | {"RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(ranks)]
 
     def _start(self, folder: Path, own: dict[str, str]) -> int:
