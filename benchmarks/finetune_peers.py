@@ -77,8 +77,8 @@ class Case:
 
 CASES = {
     "tiny": Case(TINY, 4, 256, steps=5, warm=0, rate=1e-2),
-    "smollm2-whole": Case(SMOLLM2, 16, 2048, whole=True, steps=60, warm=20),
-    "smollm2-packed": Case(SMOLLM2, 16, 2048, steps=60, warm=20, attention="flash_attention_4"),
+    "smollm2-whole": Case(SMOLLM2, 16, 2048, whole=True, steps=160, warm=80),
+    "smollm2-packed": Case(SMOLLM2, 16, 2048, steps=160, warm=80, attention="flash_attention_4"),
     "qwen-lora-whole": Case(QWEN, 4, 4096, lora=16, recompute=True, whole=True, steps=14, warm=4),
     "qwen-lora-packed": Case(QWEN, 4, 4096, lora=16, recompute=True, steps=14, warm=4, attention="flash_attention_4"),
     "qwen-full-whole": Case(QWEN, 4, 4096, recompute=True, master=False, whole=True, steps=14, warm=4),

@@ -1,5 +1,6 @@
 """Plans of fine-tuning whose passes are recorded as CUDA graphs: time that the host no longer takes, memory, refusals."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ def plan(rig: str, *sets: str) -> Plan:
 
 
 def test_recorded_passes_take_no_launches_and_hold_their_memory_for_good() -> None:
-    recorded, launched = plan("H200", GRAPHS), plan("H200")
+    recorded, launched = plan("H200", GRAPHS), plan("H200", "stages.sft.graphs=false")
     assert recorded.layout.recorded
     assert not launched.layout.recorded
     assert "passes recorded" in recorded.layout.describe()
@@ -35,19 +36,44 @@ def test_recorded_passes_take_no_launches_and_hold_their_memory_for_good() -> No
     assert "kernel launches" not in recorded.step_terms
     assert recorded.step_seconds < 0.8 * launched.step_seconds
     held = {moment.name: moment.components["recording"] for moment in recorded.timeline}
-    assert len(set(held.values())) == 1
+    # Passes of what is not recorded yet use the same memory: there is nothing beside but a workspace.
     passes = max(moment.gib for moment in launched.timeline) - min(moment.gib for moment in launched.timeline)
-    assert 0.7 * passes < recorded.components["recording"] < 1.1 * passes
-    assert recorded.peak_gib == pytest.approx(launched.peak_gib + recorded.components["recording"], rel=0.1)
+    between = {name: gib for name, gib in held.items() if not name.startswith(("forward", "loss", "backward"))}
+    assert between
+    assert all(0.7 * passes < gib < 1.1 * passes for gib in between.values())
+    assert all(gib < 1 for name, gib in held.items() if name not in between)
+    assert recorded.peak_gib == pytest.approx(launched.peak_gib, abs=1)
     assert all(f"components.{name}" in recorded.sources for name in recorded.components)
     assert recorded.error["memory"] >= 0.2
     assert recorded.error["time"] >= 0.3
-    assert any("not measured" in note for note in recorded.notes)
 
 
-@pytest.mark.parametrize("graphs", ["auto", "false"])
-def test_nothing_is_recorded_unasked(graphs: str) -> None:
-    assert plan("H100", f"stages.sft.graphs={graphs}").to_json() == plan("H100").to_json()
+@pytest.mark.parametrize(
+    ("rig", "sets", "recorded"),
+    [
+        ("H100", (), True),
+        ("A10G", (), True),
+        ("T4", (), False),  # has no attention that can be recorded
+        ("2xH100", (), False),  # weights may be sharded
+        ("H100", ("model.config=qwen2.5-0.5b",), False),  # kernels long enough for the host
+        ("H100", ("model.config=qwen2.5-0.5b", GRAPHS), True),
+        ("H100", ("stages.sft.compile=false",), False),
+        ("H100", ("stages.sft.graphs=false",), False),
+        ("H100", ("model.adapter={rank: 8}",), True),
+    ],
+)
+def test_small_layers_on_one_gpu_are_recorded_unasked(rig: str, sets: tuple[str, ...], recorded: bool) -> None:
+    assert plan(rig, *sets).layout.recorded == recorded
+
+
+def test_a_model_with_dropout_is_not_recorded_unasked(tmp_path: Path) -> None:
+    config = {
+        "model_type": "llama", "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
+        "num_key_value_heads": 3, "vocab_size": 49152, "max_position_embeddings": 8192,
+    }  # fmt: skip
+    for dropout in (0.0, 0.1):
+        (tmp_path / "config.json").write_text(json.dumps(config | {"attention_dropout": dropout}))
+        assert plan("H100", f"model.config={tmp_path}/config.json").layout.recorded == (dropout == 0)
 
 
 def test_several_ranks_hold_all_weights_each() -> None:
@@ -74,7 +100,10 @@ def test_what_is_not_recorded_is_refused_by_name(rig: str, sets: tuple[str, ...]
 
 
 def test_launching_is_named_where_a_recording_has_no_room() -> None:
-    sets = ("model.config=smollm2-1.7b", "stages.sft.batch_tokens=131072", "stages.sft.micro_batch=8")
+    sets = (
+        "model.config=smollm2-1.7b", "stages.sft.batch_tokens=131072", "stages.sft.micro_batch=8",
+        "stages.sft.answers={every: 100 steps, prompts: 64, tokens: 512}",
+    )  # fmt: skip
     assert plan("H100", *sets).fits
     made = plan("H100", *sets, GRAPHS)
     assert not made.fits

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .fp8_experts import PARTS, BlockFP8, FP8Experts, SharedExperts, share_experts_fp8, shared_experts_of
     from .frozen_fp8 import FrozenFP8, decode_fp8, encode_fp8, freeze_experts_fp8, freeze_linear_fp8, holds_experts
     from .gpt import GPT, build_gpt
-    from .hf import SAME_STEPS, HFShape
+    from .hf import SAME_STEPS, SMALL_LAYER, HFShape, asks_for_dropout
     from .hf_config import refuse_adapter
     from .hub import (
         blocks_of,
@@ -71,6 +71,7 @@ __all__ = [
     "PARTS",
     "SAME_STEPS",
     "SINGLE",
+    "SMALL_LAYER",
     "Block",
     "BlockFP8",
     "CudaRecorder",
@@ -100,6 +101,7 @@ __all__ = [
     "Supervision",
     "add_gradients",
     "add_norm",
+    "asks_for_dropout",
     "attend_newest",
     "base_weights",
     "blocks_of",

@@ -7,6 +7,7 @@ norms, experts and attention.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -15,6 +16,18 @@ from .blocks import Block, Experts, LatentAttention, Targets, masked_flops, trai
 
 SAME_STEPS = frozenset({"llama", "mistral", "qwen2", "qwen3", "olmo2", "olmo3", "granite", "smollm3", "phi3"})
 """Models whose steps of decoding have the same kernels whatever is in them: no experts, which tokens choose."""
+SMALL_LAYER = 8_000_000
+"""Parameters of a layer below which the host, not the GPU, bounds a training step: it cannot launch kernels as fast as they run.
+
+SmolLM2-135M's 3.5 million are below, Qwen2.5-0.5B's 15 million are not.
+"""
+
+
+def asks_for_dropout(config: Mapping[str, Any]) -> bool:
+    """Return whether a model's config asks for dropout anywhere."""
+    return any(
+        "dropout" in key or key.endswith("pdrop") for key, value in config.items() if isinstance(value, float) and value > 0
+    )
 
 
 @dataclass(frozen=True)
@@ -60,6 +73,16 @@ class HFShape:
     def same_steps(self) -> bool:
         """Whether steps of decoding are recorded on a GPU, and so wait for no host."""
         return self.family in SAME_STEPS and not any(self.windows)
+
+    @property
+    def small_layers(self) -> bool:
+        """Return whether the host bounds a training step; see `SMALL_LAYER`."""
+        return self.block_parameters < SMALL_LAYER * self.layers
+
+    @property
+    def drops_out(self) -> bool:
+        """Return whether the config asks for dropout anywhere."""
+        return asks_for_dropout(self.raw)
 
     @property
     def raw(self) -> dict[str, Any]:

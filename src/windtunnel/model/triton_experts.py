@@ -71,10 +71,10 @@ def multiplies_few(codes: Tensor, block: tuple[int, int], counts: Sequence[int])
 
 
 @triton.jit
-def _multiply(
+def _multiply(  # type: ignore[no-untyped-def]
     rows, codes, scale, out, work, outputs, inputs, parts, grid_rows, grid_columns, block_rows, block_columns,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
-):  # type: ignore[no-untyped-def]  # fmt: skip
+):  # fmt: skip
     expert = tl.load(work + tl.program_id(1) * 3).to(tl.int64)
     first = tl.load(work + tl.program_id(1) * 3 + 1)
     end = tl.load(work + tl.program_id(1) * 3 + 2)

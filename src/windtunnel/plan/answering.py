@@ -93,9 +93,11 @@ def plan_answering(shape: HFShape, asked: Asked, rig: Rig, c: HFConstants, *, sh
         decoding = traffic * coded / ranks / (bandwidth * (share or c.bandwidth_efficiency))
         return reading + decoding + launches + c.decode_overhead_seconds
 
+    # Keys and values of the answers under way, each half written.
+    cache = at_once / ranks * _cached(shape, asked.prompt_tokens + answer / 2) / (bandwidth * c.decode_bandwidth)
     prompts = asked.prompts * (1 + SCORING_PASSES * scored)
     steps = _steps(asked.prompts, at_once, answer, asked.answer_tokens, GROUP if scored else asked.prompts)
-    return Answering(ranks, at_once, weights, limit, one(asked.prompt_tokens), one(at_once), prompts, steps)
+    return Answering(ranks, at_once, weights, limit, one(asked.prompt_tokens), one(at_once) + cache, prompts, steps)
 
 
 def _expert_traffic(shape: HFShape, tokens: float) -> tuple[float, float | None]:

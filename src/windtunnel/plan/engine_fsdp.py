@@ -27,7 +27,7 @@ SOURCES: Mapping[str, str] = {
     "loss": "one chunk of logits, gradients of the last hidden states and of the head",
     "gathered_weights": "copies of the blocks at work in compute precision: gathered, or cast",
     "answers": "a copy of the weights that answers between steps, keys and values",
-    "recording": "of recorded passes: theirs for good, beside what is launched before a batch's kind of packing is recorded",
+    "recording": "of recorded passes: theirs for good, between them too, with cuBLAS's workspace of the stream they are on",
     "communication": "buffers of collectives: gathering the next block, reducing the last one's gradients",
 }
 
@@ -144,15 +144,17 @@ class _Step:
         return Memory(self.ledger, around(self.layout, self.c), self.c.extra_gib, wasted, self._misplaced())
 
     def _record(self) -> None:
-        """Hold what passes need once more: in no moment may anything else use it, passes of a batch that is launched neither.
+        """Hold what passes need in all other moments too: nothing else may use it, but for passes of batches that are launched.
 
         They are recorded on a stream of their own, and so with cuBLAS's workspace of that stream.
         """
         static = sum(self.ledger.static.values()) + self.gradients
         # The memory of a recording is its own for good: the largest moment of all passes counts at every moment.
-        passes = max(entry.total for entry in self.ledger.entries if entry.name.startswith(("forward", "loss", "backward")))
+        of_passes = ("forward", "loss", "backward")
+        passes = max(entry.total for entry in self.ledger.entries if entry.name.startswith(of_passes))
         for entry in self.ledger.entries:
-            entry.held["recording"] = passes - static + self.c.workspace_gib * GIB
+            theirs = 0.0 if entry.name.startswith(of_passes) else passes - static
+            entry.held["recording"] = theirs + self.c.workspace_gib * GIB
 
     def _misplaced(self) -> float:
         """Bytes beyond the sum of what is alive: the buffer that reduces embedding and head must lie in one piece.

@@ -279,8 +279,6 @@ def layout_notes(work: Workload, layout: Layout, fits: bool) -> list[str]:
             f"attention with {UNUSUAL_SCORES[work.shape.family]} runs on FlexAttention, for which its time is arithmetic, not"
             " measured yet"
         )
-    if layout.recorded:
-        found.append("recorded passes of fine-tuning were not measured yet, neither their memory nor their time")
     if work.shape.family in PUBLISHED and (layout.engine == MEGATRON or not fits):
         found.append(PUBLISHED[work.shape.family])
     return found

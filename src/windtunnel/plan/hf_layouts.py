@@ -14,7 +14,7 @@ from windtunnel.rig import Rig
 from . import engine_fsdp, engine_megatron
 from .constants import HFConstants
 from .hf_steptime import Passes, step_seconds
-from .hf_work import Totals, Workload
+from .hf_work import Totals, Workload, recording_pays
 from .memory import Memory
 from .search import Found, Promising, search
 from .steptime import StepTime
@@ -52,8 +52,8 @@ class HFTraining:
         work = self.sums.work
         check_choice(work, rig, ranks)
         if not _is_split(work) and work.precision == "bf16":
-            yield from _own(work, ranks, promising)
-        if not work.shares_experts and not work.recorded and (not work.own_engine or _is_split(work)):
+            yield from _own(work, rig, ranks, promising)
+        if not work.shares_experts and work.recorded is not True and (not work.own_engine or _is_split(work)):
             yield from _megatron(work, rig, ranks, promising)
 
     def least_gib(self, layout: Layout) -> float:
@@ -116,7 +116,7 @@ def check_choice(work: Workload, rig: Rig, ranks: int) -> None:
             "layout.shard: full, with tensor, expert or pipeline parallelism: Megatron-Bridge shards optimizer states only",
             "--set layout.shard=optimizer",
         )
-    if work.recorded:
+    if work.recorded is True:
         _check_recorded(work, ranks)
     if work.precision == "fp8":
         _check_fp8(work, rig)
@@ -273,20 +273,24 @@ def even_micro_batches(work: Workload, share: int, most: int) -> list[int]:
     return [n for n in sizes if n == -(-share // -(-share // n))]
 
 
-def _own(work: Workload, ranks: int, promising: Promising) -> Iterator[Layout]:
+def _own(work: Workload, rig: Rig, ranks: int, promising: Promising) -> Iterator[Layout]:
     """FSDP2 over all ranks; frozen experts shared out by `expert` of them."""
     share = share_of(work, ranks)
     # A recording cannot hold the gathering of weights from other ranks.
-    shards: list[str] = ["full"] if ranks == 1 else ["none"] if work.recorded else ["full", "optimizer", "none"]
+    shards: list[str] = ["full"] if ranks == 1 else ["none"] if work.recorded is True else ["full", "optimizer", "none"]
+    ways = [work.recorded is True]
+    if work.recorded == "auto" and recording_pays(work, rig, ranks):
+        ways = [True, False]  # launched where there is no room for a recording
     groups = [1]
     if work.shares_experts:
         groups = [work.choice.expert] if work.choice.expert else _expert_groups(work, ranks)
     micros = micro_batches(work, share, ranks)
-    for expert, shard in itertools.product(groups, [work.choice.shard] if work.choice.shard else shards):
+    chosen = [work.choice.shard] if work.choice.shard else shards
+    for recorded, expert, shard in itertools.product(ways, groups, chosen):
         # One layout speaks for its kind: the search asks of it alone whether the kind can fit.
         first = Layout(
             ranks, micros[0], -(-share // micros[0]), work.sequence, work.precision, work.compile, "cuda",
-            shard=shard, expert=expert, engine=OWN_ENGINE, recorded=work.recorded,
+            shard=shard, expert=expert, engine=OWN_ENGINE, recorded=recorded,
         )  # fmt: skip
         if promising(first):
             yield from _of_kind(first, micros, share, work.choice)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal
 
 from windtunnel.model import DECODED_BYTES, Block, HFShape, Linear, hf_shape
 from windtunnel.recipe import GRPO, Answers, FineTune, HuggingFaceModel, LayoutChoice, LoRA, Recipe, UserError
+from windtunnel.rig import Rig
 
 from .cost import new_tokens
 from .hf_kept import Kept, kept
@@ -38,7 +40,7 @@ class Workload:
         answers: held-out questions that the model answers between steps; None: there are none.
         answers_kept: answers written at once that there must be memory for. Where it runs out, fewer are: then it takes longer.
         new_rows: rows of added tokens, which are trained beside frozen tables too.
-        recorded: passes are to be recorded as CUDA graphs.
+        recorded: passes are to be recorded as CUDA graphs; 'auto': where that pays, see `recording_pays`.
         uneven: micro-batches need not divide a rank's sequences: what the last one lacks is padding, or it is short.
         own_engine: no other engine runs such steps, so that others are planned only where the recipe's layout asks for one.
     """
@@ -59,7 +61,7 @@ class Workload:
     answers: Answers | None = None
     answers_kept: int = ANSWERED_AT_ONCE
     new_rows: int = 0
-    recorded: bool = False
+    recorded: bool | Literal["auto"] = False
     uneven: bool = False
     own_engine: bool = False
 
@@ -151,6 +153,17 @@ class Workload:
         return max(one, min(DECODED_BYTES // 2, one * max((linear.count for linear in packed), default=0)))
 
 
+def recording_pays(work: Workload, rig: Rig, ranks: int) -> bool:
+    """Return whether passes are recorded unasked: the host would bound the step, and such models were recorded before.
+
+    Else a layer's kernels take longer than the host needs to launch them, and a recording would only hold its memory.
+    """
+    shape = work.shape
+    attends = all(block.k_dim == block.v_dim <= 256 and block.k_dim % 8 == 0 for block in shape.kinds)
+    known = shape.same_steps and attends and not shape.drops_out and work.weights == "bf16" and work.compile
+    return known and ranks == 1 and shape.small_layers and rig.gpu is not None and rig.gpu.capability >= (8, 0)
+
+
 def fine_tuning(recipe: Recipe) -> Workload:
     """Return the workload of a recipe's `stages.sft`.
 
@@ -164,7 +177,7 @@ def fine_tuning(recipe: Recipe) -> Workload:
     work = workload_of(stage, "stages.sft", model, recipe.layout, stage.batch_tokens, precision)
     new, ids = new_tokens(recipe)
     shape = replace(work.shape, vocab=max(work.shape.vocab, ids or 0))
-    return replace(work, shape=shape, new_rows=new, recorded=stage.graphs is True)
+    return replace(work, shape=shape, new_rows=new, recorded=stage.graphs)
 
 
 def workload_of(

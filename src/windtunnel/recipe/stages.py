@@ -165,7 +165,7 @@ class FineTune(TrainingStage):
     graphs: bool | Literal["auto"] = Field(
         "auto",
         description="record passes as CUDA graphs, so that the GPU never waits for the host to launch them, on ranks that hold "
-        "all weights; auto: not yet",
+        "all weights; auto: those of models with small layers on one GPU, where the host would bound the step",
     )
     attention: Attention = Field(
         "auto",

@@ -28,6 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from windtunnel.model import SMALL_LAYER
 from windtunnel.recipe import UserError
 
 from .documents import document_attention, document_kernels
@@ -41,9 +42,6 @@ RECORDED = ("flash4", "varlen", "split")
 BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 NAME = "windtunnel"
 TILE = 128
-# Parameters of a layer. Below this the host, not the GPU, bounds a step, and FlashAttention-4 takes the host longer: with the
-# 3.5 million of SmolLM2-135M steps on an H200 take a fifth less with varlen; with Qwen2.5-7B's 233 million the GPU bounds them.
-SMALL_LAYER = 8_000_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,6 +128,7 @@ def choose(
         there = [kind for kind in KINDS if missing(kind, device, compute, text, special) is None]
         if recorded:  # the host's part in a call is of no account
             return next((kind for kind in RECORDED if kind in there), there[0])
+        # FlashAttention-4 takes the host longer: launched steps of SmolLM2-135M on an H200 take a fifth less with varlen.
         return "varlen" if layer < SMALL_LAYER and "varlen" in there else there[0]
     why = missing(wanted, device, compute, text, special)
     if why is not None:

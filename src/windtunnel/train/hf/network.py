@@ -16,6 +16,7 @@ from windtunnel.model import (
     ExpertGroup,
     FP8Experts,
     NewRows,
+    asks_for_dropout,
     freeze_experts_fp8,
     freeze_linear_fp8,
     holds_experts,
@@ -137,8 +138,7 @@ def skeleton(raw_config: dict[str, Any]) -> PreTrainedModel:
 
 def drops_out(model: PreTrainedModel) -> bool:
     """Return whether the config asks for dropout anywhere."""
-    values = model.config.get_text_config().to_dict().items()
-    return any("dropout" in key or key.endswith("pdrop") for key, value in values if isinstance(value, float) and value > 0)
+    return asks_for_dropout(model.config.get_text_config().to_dict())
 
 
 def cast_within(modules: Iterable[nn.Module], compute: torch.dtype) -> None:
