@@ -67,6 +67,66 @@ def test_an_honest_kernel_is_accepted_with_its_speed(verifier: KernelVerifier) -
 
 
 @pytest.mark.parametrize(
+    ("parameters", "arguments"),
+    [("", ""), ("scale, ", "1.5, "), ("scale: tl.float16, ", "1.5, "), ("scale, pair, ", "1.5, (n, x), ")],
+)
+def test_no_launcher_is_made_for_a_candidate(verifier: KernelVerifier, parameters: str, arguments: str) -> None:
+    """A C compiler would be waited for longer than all else on the GPU."""
+    source = ADD.replace("n, BLOCK: tl", f"n, {parameters}BLOCK: tl").replace("n, BLOCK=", f"n, {arguments}BLOCK=")
+    verdict = verifier.verify(source)
+    assert verdict.accepted, verdict.message
+    assert verdict.evidence["gpu"]["launchers"] == 0
+
+
+LAUNCHED = """\
+import os
+
+import torch
+import triton
+import triton.language as tl
+
+from windtunnel.verify.kernel.child.warm_gpu import warm
+
+
+@triton.jit
+def write(y, x, small, large: tl.int64, negative: tl.int16, single, half: tl.float16, brain: tl.bfloat16, double: tl.float64,
+          flag, nothing, pair, BLOCK: tl.constexpr, last: tl.uint32):  # fmt: skip
+    at = tl.arange(0, BLOCK)
+    rows = tl.make_tensor_descriptor(x, [BLOCK, BLOCK], [BLOCK, 1], [1, BLOCK])  # lies in scratch memory
+    tl.store(y + at, rows.load([1, 0]).reshape(BLOCK))
+    tl.store(y + BLOCK, small)
+    tl.store(y + BLOCK + 1, large)
+    tl.store(y + BLOCK + 2, negative)
+    tl.store(y + BLOCK + 3, single)
+    tl.store(y + BLOCK + 4, half)
+    tl.store(y + BLOCK + 5, brain)
+    tl.store(y + BLOCK + 6, double)
+    tl.store(y + BLOCK + 7, flag)
+    tl.store(y + BLOCK + 8, 1.0 if nothing is None else 0.0)
+    tl.store(y + BLOCK + 9, pair[0])
+    tl.store(y + BLOCK + 10, tl.load(pair[1]))
+    tl.store(y + BLOCK + 11, last)
+
+
+warm()
+os.environ["CC"] = "/bin/false"
+triton.set_allocator(lambda size, *_: torch.empty(size, dtype=torch.int8, device="cuda"))
+x = torch.arange(16.0 * 16, device="cuda").reshape(16, 16)
+y = torch.zeros(28, dtype=torch.float64, device="cuda")
+write[(1,)](y, x, -5, 1 << 40, -3, 0.1, 0.25, -1.5, 0.1, True, None, (7, x[2]), 16, (1 << 32) - 1)
+numbers = [-5, 1 << 40, -3, torch.tensor(0.1).item(), 0.25, -1.5, 0.1, 1, 1, 7, 32, (1 << 32) - 1]
+assert y.tolist() == [*range(16, 32), *numbers], y.tolist()
+"""
+
+
+def test_kernels_get_their_arguments_without_a_compiler(tmp_path: Path) -> None:
+    script = tmp_path / "launched.py"
+    script.write_text(LAUNCHED)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
     ("old", "new", "reasons"),
     [
         # Right at tiny sizes; at full ones the rest of the output stays poison.

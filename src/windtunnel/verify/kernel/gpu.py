@@ -269,7 +269,8 @@ class GpuStages:
         if finding is not None:
             return GpuResult(finding)
         work, spent, fragile = judged
-        evidence = {"device": str(outcome.message.get("device")), "seconds": {**_seconds(outcome), "judge": spent}}
+        evidence: dict[str, Any] = {"device": str(outcome.message.get("device")), "launchers": outcome.message["launchers"]}
+        evidence["seconds"] = {**_seconds(outcome), "judge": spent}
         if not runs.timed:
             return GpuResult(None, evidence, fragile)
         timed = self._timed(outcome, work, self._measured_baseline(runs, plans, waits), again=again)

@@ -9,15 +9,13 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Callable
-from types import ModuleType
-from typing import Any
 
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from windtunnel.verify.kernel.child.launchers import one_for_all
 from windtunnel.verify.kernel.child.warm_kernel import WARM_FOR, sum_of_product
 
 CAPABILITIES = (80, 86, 89, 90, 100, 120)
@@ -75,30 +73,9 @@ def _driver() -> None:
 
 
 def _launchers() -> None:
-    """Keep the launchers that were compiled, whatever else of Triton's files is removed after a plan.
-
-    Up to 3.6 Triton writes a C module for each signature that a kernel is launched with, which a C compiler makes. It says
-    nothing of a kernel but its arguments' types, so that one serves many plans.
-    """
     from triton.backends.nvidia import driver
 
-    make = getattr(driver, "compile_module_from_src", None)  # from 3.8 on a file that Triton ships is compiled, and only that
-    if make is not None:
-        driver.compile_module_from_src = MadeOnce(make)
-
-
-class MadeOnce:
-    """A function that makes modules of texts, each once in a process: nobody may unload one."""
-
-    def __init__(self, make: Callable[..., ModuleType]) -> None:
-        self.make = make
-        self.made: dict[tuple[str, str], ModuleType] = {}
-
-    def __call__(self, src: str, name: str, **how: Any) -> ModuleType:
-        """Return the module of a text, made when it comes for the first time."""
-        if (name, src) not in self.made:
-            self.made[name, src] = self.make(src=src, name=name, **how)
-        return self.made[name, src]
+    one_for_all(driver)
 
 
 def _count() -> None:
