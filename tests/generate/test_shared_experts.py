@@ -12,7 +12,7 @@ from hf_runs import base_of, trained
 from transformers import AutoModelForCausalLM
 
 from windtunnel.convert import Choice, convert_folder
-from windtunnel.generate import GenerationJob, export_model, load_source
+from windtunnel.generate import GenerationJob, export_model, load_source, team
 from windtunnel.recipe import UserError
 
 PROMPTS = [tuple(range(5, 5 + n)) for n in (3, 9, 1, 4, 9, 17, 2)]
@@ -98,3 +98,18 @@ def test_a_rank_that_is_gone_ends_the_generation(run: Path) -> None:
         follower.kill()
         with pytest.raises(GenerationFailed):
             generator.generate([GenerationJob(PROMPTS[0], 8, temperature=0)])
+
+
+def test_each_rank_has_a_gpu_of_its_own_whose_number_is_named() -> None:
+    assert [team._device("cuda", rank).index for rank in range(3)] == [0, 1, 2]
+    assert team._device("cpu", 1) == torch.device("cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_two_gpus_say_what_one_does(run: Path) -> None:
+    said = []
+    for ranks in (1, 2):
+        with closing(load_source(run, ranks=ranks).generator) as generator:
+            said.append([one.tokens for one in generator.generate([GenerationJob(p, 3, temperature=0) for p in PROMPTS])])
+    assert said[0] == said[1]

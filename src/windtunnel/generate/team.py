@@ -109,7 +109,7 @@ def start_team(load: Load, weights: Named, device: torch.device, size: int) -> T
     Args:
         load: loads this rank's model.
         weights: by which the others load theirs.
-        device: of this rank.
+        device: a CPU for all, or a GPU: then rank n takes the n-th.
         size: ranks.
 
     Raises:
@@ -126,6 +126,7 @@ def start_team(load: Load, weights: Named, device: torch.device, size: int) -> T
     try:
         # Before the group is formed, which waits for all its members for as long as TIMEOUT: one that cannot start is seen here.
         _wait(store, "here", followers)
+        device = _device(device.type, 0)
         team = _join(store, device, 0, size)
         local = HFDecoder(load(device, team.experts))
         _wait(store, "loaded", followers)
@@ -135,6 +136,11 @@ def start_team(load: Load, weights: Named, device: torch.device, size: int) -> T
             dist.destroy_process_group()
         raise
     return TeamLeader(local, team, followers)
+
+
+def _device(kind: str, rank: int) -> torch.device:
+    """Return a rank's device. NCCL and `set_device` take no GPU without its number."""
+    return torch.device("cuda", rank) if kind == "cuda" else torch.device(kind)
 
 
 def _join(store: dist.Store, device: torch.device, rank: int, size: int) -> Team:
@@ -189,7 +195,7 @@ def main() -> None:
 
     request = Request.parse(sys.argv[1])
     store = dist.TCPStore("127.0.0.1", request.port, None, False)
-    device = torch.device("cuda", request.rank) if request.device == "cuda" else torch.device("cpu")
+    device = _device(request.device, request.rank)
     with _refusing(store, request.rank):
         store.set(f"here-{request.rank}", "")
         team = _join(store, device, request.rank, request.size)
