@@ -1,6 +1,7 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, arg-type, operator, misc"
 """Kernels judged on a GPU: compiled, at full shapes, timed; against what an interpreter cannot see."""
 
+import os
 import subprocess
 import sys
 import time
@@ -122,7 +123,8 @@ assert y.tolist() == [*range(16, 32), *numbers], y.tolist()
 def test_kernels_get_their_arguments_without_a_compiler(tmp_path: Path) -> None:
     script = tmp_path / "launched.py"
     script.write_text(LAUNCHED)
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path / "kernels")}
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
 
 

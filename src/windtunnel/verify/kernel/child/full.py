@@ -21,7 +21,7 @@ import triton
 from windtunnel.verify.kernel.arrays import Buffer
 from windtunnel.verify.kernel.child.compare import drawn_part, is_large, sums
 from windtunnel.verify.kernel.child.draw import Drawn
-from windtunnel.verify.kernel.child.launchers import MADE
+from windtunnel.verify.kernel.child.launchers import launchers_made
 from windtunnel.verify.kernel.child.load import Wrong, said
 from windtunnel.verify.kernel.child.memory import giving_back
 from windtunnel.verify.kernel.child.replay import Replay, quietly
@@ -62,7 +62,7 @@ def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, 
 def _carried_out(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, Any], Early]:
     torch.set_num_threads(1)
     turns, device = Turns(gpu_lock_of(range(FILES_FROM, FILES_FROM + message["turn"]))), message["device"]
-    bench, made = _Bench(message), len(MADE)
+    bench, made = _Bench(message), launchers_made()
     with bench.taking("context"):
         note("context")
         torch.empty(1, device=device)
@@ -85,7 +85,7 @@ def _carried_out(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[di
         bench.end_if_lost(blamed=False)
         raise
     reply |= {"runs": bench.runs, "times": bench.times, "seconds": bench.seconds, "turn": turns.waited}
-    reply["launchers"] = len(MADE) - made
+    reply["launchers"] = launchers_made() - made
     return reply, bench.early
 
 

@@ -21,9 +21,6 @@ SCRATCH = slice(7, 9)
 OWN = 62
 """Arguments of a kernel beside those, at most."""
 
-MADE: dict[tuple[str, str], ModuleType] = {}
-"""Modules by name and text: nobody may unload one, and Triton's files are removed after each plan."""
-
 
 def one_for_all(driver: Any) -> None:
     """Make the common launcher, and have Triton take it where it fits; what others are needed are made once in a process.
@@ -34,7 +31,7 @@ def one_for_all(driver: Any) -> None:
     make = getattr(driver, "compile_module_from_src", None)  # from 3.8 on a file that Triton ships is compiled, and only that
     if make is None:
         return
-    driver.compile_module_from_src = _once(make)
+    driver.compile_module_from_src = MadeOnce(make)
     if getattr(driver, "_BASE_ARGS_FORMAT", None) != FORMAT:
         return
     write, wrap = driver.make_launcher, driver.wrap_handle_tensordesc
@@ -51,14 +48,26 @@ def one_for_all(driver: Any) -> None:
     driver.make_launcher, driver.wrap_handle_tensordesc = written, wrapped
 
 
-def _once(make: Callable[..., ModuleType]) -> Callable[..., ModuleType]:
-    def made(src: str, name: str, **how: Any) -> ModuleType:
-        if (name, src) not in MADE:
-            # It runs for microseconds: making it fast takes twice as long. The last flag of this kind counts.
-            MADE[name, src] = make(src=src, name=name, ccflags=["-O0"], **how)
-        return MADE[name, src]
+class MadeOnce:
+    """A function that makes modules of texts, each once in a process: nobody may unload one, and files go after each plan."""
 
-    return made
+    def __init__(self, make: Callable[..., ModuleType]) -> None:
+        self.make = make
+        self.made: dict[tuple[str, str], ModuleType] = {}
+
+    def __call__(self, src: str, name: str, **how: Any) -> ModuleType:
+        """Return the module of a text, made when it comes for the first time."""
+        if (name, src) not in self.made:
+            # It runs for microseconds: making it fast takes twice as long. The last flag of this kind counts.
+            self.made[name, src] = self.make(src=src, name=name, ccflags=["-O0"], **how)
+        return self.made[name, src]
+
+
+def launchers_made() -> int:
+    """Return how many launchers this process, or the one that it was forked from, has had a C compiler make."""
+    from triton.backends.nvidia import driver
+
+    return len(getattr(getattr(driver, "compile_module_from_src", None), "made", ()))
 
 
 def _fits(signature: Mapping[Any, Any]) -> bool:
