@@ -17,12 +17,10 @@ from windtunnel.data import (
     PuzzleFile,
     Puzzles,
     ValidationBatches,
-    count_solutions,
     draw_symmetries,
     grades_of,
     make_batch,
     make_puzzles,
-    open_prepared,
     prepare,
     solve_grids,
     symmetry_key,
@@ -91,7 +89,7 @@ def test_hard_puzzles_are_minimal() -> None:
         clues = np.flatnonzero(puzzle)
         fewer = np.repeat(puzzle[None], len(clues), axis=0)
         fewer[np.arange(len(clues)), clues] = 0
-        assert (count_solutions(fewer) == 2).all()
+        assert (solve_grids(fewer).count == 2).all()
 
 
 @given(st.lists(st.integers(0, 4), min_size=16, max_size=16))
@@ -101,7 +99,7 @@ def test_solutions_of_any_4x4_grid_are_counted_as_by_backtracking(grid: list[int
     clues = [i for i, d in enumerate(grid) if d]
     clash = any(grid[i] == grid[j] and (i // 4 == j // 4 or i % 4 == j % 4 or (i // 8, i % 4 // 2) == (j // 8, j % 4 // 2))
                 for i in clues for j in clues if i < j)  # fmt: skip
-    found = solve_grids(array, limit=2)
+    found = solve_grids(array)
     assert found.count[0] == (0 if clash else slow_count(grid))
     if found.count[0]:
         assert valid(found.grids)
@@ -110,10 +108,10 @@ def test_solutions_of_any_4x4_grid_are_counted_as_by_backtracking(grid: list[int
 
 def test_grids_without_a_solution_or_with_several() -> None:
     blank = np.zeros((1, 81), dtype=np.uint8)
-    assert count_solutions(blank) == 2
+    assert solve_grids(blank).count == 2
     twice = blank.copy()
     twice[0, [0, 8]] = 5
-    assert count_solutions(twice) == 0
+    assert solve_grids(twice).count == 0
 
 
 def test_4x4_puzzles_are_all_easy_even_with_as_few_clues_as_can_be() -> None:
@@ -121,7 +119,7 @@ def test_4x4_puzzles_are_all_easy_even_with_as_few_clues_as_can_be() -> None:
 
     rng = np.random.default_rng(3)
     puzzles = dig(full_grids(512, 2, rng), 2, np.zeros(512, dtype=np.int64), rng)
-    assert (count_solutions(puzzles) == 1).all()
+    assert (solve_grids(puzzles).count == 1).all()
     assert (grades_of(puzzles) == GRADES.index("easy")).all()
 
 
@@ -204,14 +202,11 @@ def test_prepared_puzzles_are_kept_checked_and_split_by_symmetry(cache: Path) ->
     again = prepare(recipe_of(), cache)
     assert again.reused
     assert again.checksum == data.checksum
-    assert open_prepared(data.folder).checksum == data.checksum
     with open(data.validation.path, "r+b") as file:
         file.seek(40)
         byte = file.read(1)
         file.seek(40)
         file.write(bytes([byte[0] ^ 1]))
-    with pytest.raises(UserError, match="checksum"):
-        open_prepared(data.folder)
     mended = prepare(recipe_of(), cache)
     assert not mended.reused
     assert mended.checksum == data.checksum

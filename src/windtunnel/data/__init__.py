@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from .loader import BatchLoader, ValidationBatches
     from .mixture import MixtureFile
     from .packing import ConversationFile, best_fit, bucketed, sequence_starts, target_rows
-    from .prepared import PreparedData, open_prepared, prepare
+    from .prepared import PreparedData, prepare
     from .prompts import Prompt, PromptFile, PromptLoader, prompt_records
     from .samples import conversation_files, describe_packing, preview, read_conversations, shown_samples
     from .subwords import Folder
     from .sudoku_file import PuzzleFile, make_puzzles
     from .sudoku_make import GRADES, Puzzles, draw_symmetries, make_batch, symmetry_key
-    from .sudoku_solve import Solutions, count_solutions, grades_of, solve_grids
+    from .sudoku_solve import Solutions, grades_of, solve_grids
     from .survey import sample_documents
     from .template_files import write_tokenizer
     from .templates import ChatTemplate, choose_template, end_of_answer, template_of
@@ -80,7 +80,6 @@ __all__ = [
     "choose_template",
     "conversation_files",
     "corpus_files",
-    "count_solutions",
     "describe_added",
     "describe_packing",
     "draw_symmetries",
@@ -95,7 +94,6 @@ __all__ = [
     "load_tokenizer",
     "make_batch",
     "make_puzzles",
-    "open_prepared",
     "parse_problem",
     "prepare",
     "prepare_theses",

@@ -40,7 +40,7 @@ def open_bytes(path: str) -> IO[bytes]:
     """Open a file as a stream of bytes; gzip and zstd, known by their first bytes, are decompressed.
 
     Raises:
-        UserError: the file cannot be opened, or zstd's package is not installed.
+        UserError: the file cannot be opened.
     """
     try:
         file = open(path, "rb")  # noqa: SIM115 - the caller closes it
@@ -82,13 +82,8 @@ class _Zstd(io.RawIOBase):
     """A zstd file of any number of frames. A file that ends inside a frame is an error, not a shorter text."""
 
     def __init__(self, path: str, file: IO[bytes]) -> None:
-        try:
-            import zstandard
-        except ImportError:
-            file.close()
-            raise UserError(
-                f"data.corpus.files: {path} is zstd, and the package zstandard is not installed", "pip install zstandard"
-            ) from None
+        import zstandard
+
         self._path, self._file, self._zstd = path, file, zstandard
         self._frame: Any = None
         self._ready = memoryview(b"")
@@ -323,33 +318,34 @@ def _array_records(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _table_records(path: str, form: Form, columns: list[str] | None) -> Iterator[tuple[int, dict[str, Any]]]:
-    arrow = _pyarrow(path)
+    import pyarrow
+
     row = 0
     try:
         for batch in _table_batches(path, form, columns):
             for record in batch.to_pylist():
                 row += 1
                 yield row, record
-    except (arrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError) as error:
         raise UserError(f"data.corpus.files: {path} cannot be read as {form}: {error}", "download or write it again") from None
 
 
 def _table_batches(path: str, form: Form, columns: list[str] | None) -> Iterator[Any]:
-    arrow = _pyarrow(path)
-    if form == "parquet":
-        from pyarrow import parquet
+    import pyarrow
+    from pyarrow import parquet
 
+    if form == "parquet":
         with parquet.ParquetFile(path, memory_map=True) as table:
             yield from table.iter_batches(_ROWS, columns=_kept(table.schema_arrow.names, columns))
         return
-    with arrow.memory_map(path) as source:
+    with pyarrow.memory_map(path) as source:
         start = source.read(6)
         source.seek(0)
         if start == _ARROW[0]:
-            table = arrow.ipc.open_file(source)
+            table = pyarrow.ipc.open_file(source)
             batches: Iterator[Any] = (table.get_batch(i) for i in range(table.num_record_batches))
         else:
-            batches = iter(arrow.ipc.open_stream(source))
+            batches = iter(pyarrow.ipc.open_stream(source))
         for batch in batches:
             names = _kept(batch.schema.names, columns)
             kept = batch if names is None else batch.select(names)
@@ -360,16 +356,6 @@ def _table_batches(path: str, form: Form, columns: list[str] | None) -> Iterator
 def _kept(there: list[str], wanted: list[str] | None) -> list[str] | None:
     """Return the wanted columns that are there; None, which is all, where none is, so that an error can name them."""
     return [name for name in wanted if name in there] or None if wanted is not None else None
-
-
-def _pyarrow(path: str) -> Any:
-    try:
-        import pyarrow
-    except ImportError:
-        raise UserError(
-            f"data.corpus.files: {path} is Parquet or Arrow, and the package pyarrow is not installed", "pip install pyarrow"
-        ) from None
-    return pyarrow
 
 
 def dataset_files(folder: str, *, every_split: bool = False) -> list[str]:

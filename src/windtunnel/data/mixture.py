@@ -27,9 +27,6 @@ class MixtureFile(TokenFile):
     weights: tuple[float, ...] = ()
     names: tuple[str, ...] = ()
 
-    def __len__(self) -> int:
-        return self.count
-
     @property
     def packed(self) -> bool:
         """Return whether rows hold several samples: all parts are alike in it."""

@@ -88,9 +88,6 @@ class ConversationFile(TokenFile):
 
     overlong: str = "drop"
 
-    def __len__(self) -> int:
-        return self.count
-
     @property
     def packed(self) -> bool:
         """Return True: rows hold several samples, with their positions (see `Batch`)."""

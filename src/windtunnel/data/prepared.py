@@ -187,22 +187,6 @@ def _sources(recipe: Recipe) -> list[Recipe]:
     return [recipe.model_copy(update={"data": part}) for part in parts]
 
 
-def open_prepared(folder: str | Path) -> PreparedData:
-    """Open data prepared before, after checking it.
-
-    Raises:
-        UserError: the folder is not prepared data, or it is damaged.
-    """
-    try:
-        prepared = _open(Path(folder), reused=True)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{folder} is not prepared data: {error}", "training prepares it again") from None
-    damage = _damage(prepared)
-    if damage:
-        raise UserError(f"prepared data is damaged: {damage}", f"remove {folder}; it is made again when training")
-    return prepared
-
-
 def _make(
     recipe: Recipe, files: list[CorpusFile], folder: Path, fingerprint: str, report: Progress, tokenizer: Tokenizer | None = None
 ) -> None:
@@ -336,10 +320,10 @@ def _checksum(splits: dict[str, Split], *, records: bool) -> str:
 def _reuse(folder: Path, fingerprint: str) -> PreparedData | None:
     try:
         ready = _open(folder, reused=True)
-        if ready.fingerprint != fingerprint or _stale(ready) or _damage(ready):
+        if ready.fingerprint != fingerprint or _stale(ready) or not _is_whole(ready):
             return None
         return ready
-    except (OSError, ValueError, KeyError, TypeError, UserError):
+    except (OSError, ValueError, KeyError, TypeError, UserError):  # whatever is wrong with it, it is made again
         return None
 
 
@@ -349,25 +333,22 @@ def _stale(prepared: PreparedData) -> bool:
     return day is not None and datetime.date.fromisoformat(day) <= today()
 
 
-def _damage(prepared: PreparedData) -> str | None:
-    """Return what is wrong with the token files. Sizes are always compared; contents up to 1 GiB."""
+def _is_whole(prepared: PreparedData) -> bool:
+    """Return whether the files are as they were written. Sizes are always compared; contents up to 1 GiB."""
     if isinstance(prepared.train, MixtureFile):
-        found = (_damage(_open(prepared.folder / str(i), reused=True)) for i in range(len(prepared.train.parts)))
-        return next((damage for damage in found if damage), None)
+        return all(_is_whole(_open(prepared.folder / str(i), reused=True)) for i in range(len(prepared.train.parts)))
     splits = json.loads((prepared.folder / "meta.json").read_text(encoding="utf-8"))["splits"]
-    files = {"train": prepared.train, "validation": prepared.validation, "test": prepared.test}
-    for name, tokens in files.items():
+    for name, tokens in (("train", prepared.train), ("validation", prepared.validation), ("test", prepared.test)):
         if tokens is None:
             continue
-        size = tokens.path.stat().st_size if tokens.path.exists() else -1
+        size, records = tokens.path.stat().st_size, splits[name].get("records")
         if size != tokens.bytes:
-            return f"{tokens.path} has {max(size, 0):,} bytes, expected {tokens.bytes:,}"
+            return False
         if size <= HASHED_BYTES and file_checksum(tokens.path) != splits[name]["checksum"]:
-            return f"{tokens.path} does not match its checksum"
-        records, wanted = tokens.path.with_suffix(".jsonl"), splits[name].get("records")
-        if wanted is not None and file_checksum(records) != wanted:
-            return f"{records} does not match its checksum"
-    return None
+            return False
+        if records is not None and file_checksum(tokens.path.with_suffix(".jsonl")) != records:
+            return False
+    return True
 
 
 def _fingerprint(recipe: Recipe, files: list[CorpusFile], report: Progress) -> str:

@@ -33,9 +33,6 @@ class PuzzleFile(TokenFile):
 
     cells: int = 81
 
-    def __len__(self) -> int:
-        return self.count
-
     @property
     def bytes(self) -> int:
         """Return the bytes on the disk: of each puzzle inputs, solution and what is known of it."""

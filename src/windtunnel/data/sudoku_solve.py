@@ -204,14 +204,9 @@ def _divide(c: Array) -> tuple[Array, Array]:
     return low.reshape(c.shape), rest.reshape(c.shape)
 
 
-def solve_grids(grids: Array, limit: int = 2) -> Solutions:
-    """Solve (n, cells) grids; 0 is a blank. `limit`: solutions counted at most, 2 tells unique from not."""
-    return search(candidates_of(grids), limit)
-
-
-def count_solutions(grids: Array, limit: int = 2) -> Array:
-    """Return (n,) solutions of (n, cells) grids, counted up to the limit."""
-    return solve_grids(grids, limit).count
+def solve_grids(grids: Array) -> Solutions:
+    """Solve (n, cells) grids; 0 is a blank. Solutions are counted up to 2, which tells unique from not."""
+    return search(candidates_of(grids), limit=2)
 
 
 def grades_of(grids: Array) -> Array:
