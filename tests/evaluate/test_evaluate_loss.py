@@ -9,7 +9,7 @@ import torch
 import torch.multiprocessing as mp
 import torch.nn.functional as F
 
-from windtunnel.evaluate import bits_per_byte, validation_loss
+from windtunnel.evaluate import validation_loss
 from windtunnel.model import GPT, build_gpt, gpt_shape
 from windtunnel.recipe import GPTModel, UserError
 
@@ -63,9 +63,7 @@ def test_loss_and_bits_per_byte_equal_the_direct_computation() -> None:
     assert result.loss == pytest.approx(loss, rel=1e-5)
     assert result.bits_per_byte == pytest.approx(bits, rel=1e-5)
     assert result.tokens == 3 * 3 * 16 - 5
-    measure = bits_per_byte(gpt, data, TOKEN_BYTES)
-    assert measure.value == result.bits_per_byte
-    assert measure.bytes == sum(int(TOKEN_BYTES[y[y >= 0]].sum()) for _, y in data)
+    assert result.bytes == sum(int(TOKEN_BYTES[y[y >= 0]].sum()) for _, y in data)
 
 
 def test_uniform_model_over_bytes_has_log2_vocab_bits() -> None:

@@ -108,7 +108,7 @@ def test_what_is_not_finite_goes_back_and_too_often_ends() -> None:
 def test_overfitting_asks_for_the_end_with_the_best_step() -> None:
     watch = health(overfit_patience=2)
     for step, loss in ((1, 1.0), (2, 2.0), (3, 3.0)):
-        watch.validated(step, Validation(loss, 1.0, 1, 1, loss), {"validation_loss": loss}, 0.1)
+        watch.validated(step, Validation(loss, 1.0, 1, 1), {"validation_loss": loss}, 0.1)
     decision = asked(watch, 3)
     assert "the checkpoint to use is of step 1" in (decision.stop or "")
     assert decision.exit_code == 0
@@ -183,7 +183,7 @@ def test_validation_is_due_at_its_interval_at_the_end_and_before_a_save_by_the_c
     assert asked(every, 10).seconds > 0
     assert asked(every, 7, Decision(save=True)).validate
     assert asked(every, 7, Decision(stop="end")).validate
-    every.validated(7, Validation(1.0, 1.0, 1, 1, 1.0), {}, 4.0)
+    every.validated(7, Validation(1.0, 1.0, 1, 1), {}, 4.0)
     assert not asked(every, 7, Decision(stop="end")).validate
     assert every.reserve() == 4.0
     by_steps = ValidateEvery(Every(steps=5), with_saves=False)

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from .backtest import BacktestReport, run_backtest
     from .backtest_files import equity_csv, trades_csv, write_backtest
     from .backtest_text import backtest_remarks, backtest_rows
-    from .by_step import STEP_COLUMNS, LossByStep
     from .comparison import ComparisonReport, weigh
     from .comparison_plot import write_comparison_plot
     from .comparison_run import ASK_FROM, Comparison, compare_run, report_comparison
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
     from .flop_matched import Length, Member, flop_matched_members
     from .held_out import Measured, held_out_units, measure
     from .kernel_questions import group_of, spread
-    from .loss import Measure, Validation, bits_per_byte, validation_loss
+    from .loss import STEP_COLUMNS, LossByStep, Validation, validation_loss
     from .match import ExactMatch, exact_match, wilson
     from .new_theses import FilePredictions, predict_file
     from .optimize import Candidate, Optimized, Sampling, ask, optimize_module, read_candidates
@@ -87,7 +86,6 @@ __all__ = [
     "Judging",
     "Length",
     "LossByStep",
-    "Measure",
     "Measured",
     "Member",
     "Optimized",
@@ -114,7 +112,6 @@ __all__ = [
     "backtest_remarks",
     "backtest_rows",
     "baseline_rows",
-    "bits_per_byte",
     "class_rows",
     "compare_run",
     "comparison_columns",

@@ -15,6 +15,9 @@ from torch import Tensor, nn
 from windtunnel.recipe import UserError
 
 Batches = Iterable[Iterable[Tensor]]
+STEP_COLUMNS = ("supervision steps", "loss", "bits per byte", "")
+ALL_SHOWN = 16
+"""Up to so many steps have a row each; of more, powers of two, the trained number with its neighbours and the last."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,6 @@ class Validation:
         bits_per_byte: bits per UTF-8 byte of text; targets that stand for no bytes (BOS) are excluded.
         tokens: targets counted by `loss`.
         bytes: bytes of text counted by `bits_per_byte`.
-        nats: their loss.
         steps: of a recursive model, one for each supervision step; else empty.
     """
 
@@ -42,18 +44,7 @@ class Validation:
     bits_per_byte: float
     tokens: int
     bytes: int
-    nats: float
     steps: tuple[StepLoss, ...] = ()
-
-
-@dataclass(frozen=True)
-class Measure:
-    """Bits per byte and what it was computed from."""
-
-    value: float
-    nats: float
-    bytes: int
-    tokens: int
 
 
 @torch.no_grad()
@@ -107,13 +98,46 @@ def validation_loss(
         for total, text in zip(nats_of[::2], nats_of[1::2], strict=True)
     ]
     last, each = values[-1], () if per_step is None else tuple(values)
-    return Validation(last.loss, last.bits_per_byte, int(tokens), int(size_bytes), nats_of[-1], each)
+    return Validation(last.loss, last.bits_per_byte, int(tokens), int(size_bytes), each)
 
 
-def bits_per_byte(
-    model: nn.Module, batches: Batches, token_bytes: np.ndarray[Any, Any] | Tensor, device: torch.device | str | None = None
-) -> Measure:
-    """Bits per UTF-8 byte of the targets' text; BOS and padding are excluded. See `validation_loss`."""
-    where = device if device is not None else next(model.parameters()).device
-    result = validation_loss(model, batches, token_bytes, where)
-    return Measure(result.bits_per_byte, result.nats, result.bytes, result.tokens)
+@dataclass(frozen=True)
+class LossByStep:
+    """Held-out loss of a recursive model after each supervision step, beyond those that it was trained with too.
+
+    Attributes:
+        trained: supervision steps in training. steps: after 1, 2, ... of those that were used.
+    """
+
+    trained: int
+    steps: tuple[StepLoss, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Stable keys; lists begin with the first step. null: no number."""
+        return {
+            "trained": self.trained,
+            "loss": [_finite(step.loss) for step in self.steps],
+            "bits_per_byte": [_finite(step.bits_per_byte) for step in self.steps],
+        }
+
+    def rows(self) -> list[tuple[str, str, str, str]]:
+        """To be printed under STEP_COLUMNS: the trained number of steps and the lowest loss are marked."""
+        lowest = min(range(len(self.steps)), key=lambda i: self.steps[i].loss) + 1
+        rows = []
+        for number in sorted(self._shown() | {lowest}):
+            step = self.steps[number - 1]
+            marks = [*["trained"] * (number == self.trained), *["lowest loss"] * (number == lowest)]
+            rows.append((str(number), f"{step.loss:.4f}", f"{step.bits_per_byte:.4f}", ", ".join(marks)))
+        return rows
+
+    def _shown(self) -> set[int]:
+        last = len(self.steps)
+        if last <= ALL_SHOWN:
+            return set(range(1, last + 1))
+        near = (self.trained - 1, self.trained, self.trained + 1)
+        powers = (1 << i for i in range(last.bit_length()))
+        return {number for number in (*powers, *near, last) if 1 <= number <= last}
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -21,8 +21,7 @@ from windtunnel.model import GPT, use_supervision
 from windtunnel.recipe import EvaluationGates, Recipe, TextCorpus, UserError
 from windtunnel.run import GateResult, RunFolder
 
-from .by_step import LossByStep
-from .loss import Validation, validation_loss
+from .loss import LossByStep, Validation, validation_loss
 from .match import ExactMatch, answer_tokens, exact_match
 from .puzzles import PuzzleReport, puzzle_report
 

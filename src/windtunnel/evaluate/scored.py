@@ -32,7 +32,7 @@ class Scored:
     def validation(self) -> Validation:
         """The sums."""
         nats, targets, text, size = (float(part.sum()) for part in (self.nats, self.targets, self.text_nats, self.bytes))
-        return Validation(nats / targets, text / math.log(2) / size if size else math.nan, int(targets), int(size), nats)
+        return Validation(nats / targets, text / math.log(2) / size if size else math.nan, int(targets), int(size))
 
 
 @torch.inference_mode()
