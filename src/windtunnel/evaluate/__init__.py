@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     )
     from .attempts import Attempts, Drawing, attempt_rows
     from .backtest import BacktestReport, run_backtest
-    from .backtest_files import equity_csv, trades_csv, write_backtest
+    from .backtest_files import write_backtest
     from .backtest_text import backtest_remarks, backtest_rows
     from .comparison import ComparisonReport, weigh
     from .comparison_plot import write_comparison_plot
@@ -120,7 +120,6 @@ __all__ = [
     "complete_by",
     "confusion_columns",
     "confusion_rows",
-    "equity_csv",
     "evaluate_folder",
     "evaluate_run",
     "exact_match",
@@ -151,7 +150,6 @@ __all__ = [
     "run_backtest",
     "samples",
     "spread",
-    "trades_csv",
     "validation_loss",
     "weigh",
     "wilson",

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from windtunnel.files import write_atomic
-from windtunnel.recipe import UserError
-
 from .action_report import SHORT, ActionReport
 from .calibration import BINS
+from .pictures import BLUE, GRID, INK, draw_png, frame, write_png
 
-# Blue and vermilion of Okabe and Ito's palette: told apart by colour-blind eyes too.
-BAR, LINE, INK, GRID = "#0072b2", "#d55e00", "#2b3440", "#cfd5dc"
-INCHES, DOTS = (10.5, 4.8), 150
+INCHES = (10.5, 4.8)
 
 
 def write_action_plot(report: ActionReport, path: Path, title: str) -> Path:
@@ -25,25 +20,14 @@ def write_action_plot(report: ActionReport, path: Path, title: str) -> Path:
     Raises:
         UserError: the file cannot be written.
     """
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
 
-    buffer = io.BytesIO()
-    with rc_context({"font.family": "sans-serif", "font.size": 10, "text.parse_math": False}):
-        figure = Figure(figsize=INCHES, facecolor="white", layout="constrained")
+    def draw(figure: Any) -> None:
         left, right = figure.subplots(1, 2, width_ratios=(1.15, 1))
         _draw_confusion(left, report)
         _draw_reliability(right, report)
         figure.suptitle(title, x=0.01, ha="left", color=INK, fontsize=11)
-        figure.savefig(buffer, format="png", dpi=DOTS, facecolor="white")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, buffer.getvalue())
-    except OSError as error:
-        raise UserError(
-            f"{path} cannot be written: {error.strerror or error}", "name a file in a folder that is there and yours"
-        ) from None
-    return path
+
+    return write_png(path, draw_png(INCHES, draw))
 
 
 def _draw_confusion(axes: Any, report: ActionReport) -> None:
@@ -84,7 +68,7 @@ def _draw_reliability(axes: Any, report: ActionReport) -> None:
         heights = [0.25 * each.n / most for each in found.bins]
         axes.bar(middle, heights, width=0.9 / BINS, color=GRID, label=f"predictions (most {most:,})")
         axes.plot(
-            [each.confidence for each in found.bins], [each.right for each in found.bins], color=BAR, marker="o", markersize=6,
+            [each.confidence for each in found.bins], [each.right for each in found.bins], color=BLUE, marker="o", markersize=6,
             linewidth=1.6, label="share that is right",
         )  # fmt: skip
         axes.set_title(
@@ -93,10 +77,5 @@ def _draw_reliability(axes: Any, report: ActionReport) -> None:
         )  # fmt: skip
     axes.set_xlabel("probability of the likeliest action", color=INK)
     axes.set_ylabel("share that is right", color=INK)
-    axes.grid(True, color=GRID, linewidth=0.7)
-    axes.set_axisbelow(True)
-    axes.tick_params(colors=INK, length=0)
-    for side, spine in axes.spines.items():
-        spine.set_visible(side in ("left", "bottom"))
-        spine.set_color(GRID)
+    frame(axes)
     axes.legend(frameon=False, labelcolor=INK, loc="best", fontsize=9)

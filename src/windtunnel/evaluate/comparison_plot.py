@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import os
 import textwrap
 from pathlib import Path
 from typing import Any
 
-from windtunnel.recipe import UserError
-
 from .comparison import ComparisonReport, Row
 from .flop_matched import WHOLE_BATCHES
+from .pictures import BLUE, INK, VERMILION, draw_png, frame, write_png
 
-# Blue and vermilion of Okabe and Ito's palette: told apart by colour-blind eyes too; markers differ as well.
-PLAIN, RECURSIVE, INK, GRID = "#0072b2", "#d55e00", "#2b3440", "#cfd5dc"
-INCHES, DOTS = (8.5, 5.2), 150
+INCHES = (8.5, 5.2)
 TITLE_WIDTH = 88
 
 
@@ -26,32 +20,14 @@ def write_comparison_plot(report: ComparisonReport, path: Path) -> Path:
     Raises:
         UserError: the file cannot be written.
     """
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    buffer = io.BytesIO()
-    with rc_context({"font.family": "sans-serif", "font.size": 10, "text.parse_math": False}):
-        figure = Figure(figsize=INCHES, facecolor="white", layout="constrained")
-        _draw(figure.add_subplot(), report)
-        figure.savefig(buffer, format="png", dpi=DOTS, facecolor="white")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(buffer.getvalue())
-        temporary.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):  # on a read-only disk not even what is not there can be removed
-            temporary.unlink()
-        raise UserError(
-            f"{path} cannot be written: {error.strerror or error}", "name a file in a folder that is there and yours"
-        ) from None
-    return path
+    return write_png(path, draw_png(INCHES, lambda figure: _draw(figure.add_subplot(), report)))
 
 
 def _draw(axes: Any, report: ComparisonReport) -> None:
     puzzles = report.rows[0].solved is not None
     for kinds, colour, marker, label in (
-        (("plain",), PLAIN, "s", "plain models"),
-        (("run", "recurrent"), RECURSIVE, "o", "this run's recursion, applied more and more often"),
+        (("plain",), BLUE, "s", "plain models"),
+        (("run", "recurrent"), VERMILION, "o", "this run's recursion, applied more and more often"),
     ):
         rows = sorted((row for row in report.rows if row.kind in kinds), key=lambda row: row.flops)
         values = [_value(row, puzzles) for row in rows]
@@ -63,7 +39,7 @@ def _draw(axes: Any, report: ComparisonReport) -> None:
                 _name(row), (row.flops, value), xytext=(7, -8 if puzzles else 8), textcoords="offset points", ha="left",
                 va="top" if puzzles else "bottom", color=colour, fontsize=9,
             )  # fmt: skip
-    _frame(axes, report, puzzles)
+    _label(axes, report, puzzles)
 
 
 def _value(row: Row, puzzles: bool) -> tuple[float, float, float]:
@@ -86,7 +62,7 @@ def _name(row: Row) -> str:
     return f"{row.layers} x {row.dim}" + (", whole batches" if row.name == WHOLE_BATCHES else "")
 
 
-def _frame(axes: Any, report: ComparisonReport, puzzles: bool) -> None:
+def _label(axes: Any, report: ComparisonReport, puzzles: bool) -> None:
     from matplotlib.ticker import FuncFormatter, NullLocator
 
     axes.set_xscale("log")
@@ -98,12 +74,7 @@ def _frame(axes: Any, report: ComparisonReport, puzzles: bool) -> None:
     axes.set_xlabel("training FLOPs, of this run's", color=INK)
     axes.set_ylabel("held-out puzzles solved, percent" if puzzles else "held-out loss, nats a token", color=INK)
     axes.set_title(textwrap.fill(report.verdict, TITLE_WIDTH), loc="left", color=INK, fontsize=10.5)
-    axes.grid(True, color=GRID, linewidth=0.7)
-    axes.set_axisbelow(True)
-    axes.tick_params(colors=INK, length=0)
-    for side, spine in axes.spines.items():
-        spine.set_visible(side in ("left", "bottom"))
-        spine.set_color(GRID)
+    frame(axes)
     legend = axes.legend(
         frameon=False, labelcolor=INK, title="bars: 95 % of the difference to this run", title_fontsize=9, alignment="left"
     )
