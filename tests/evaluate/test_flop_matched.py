@@ -18,7 +18,8 @@ from windtunnel.evaluate import (
     flop_matched_members,
     weigh,
 )
-from windtunnel.evaluate.recurrence_fit import Phi, Plain, Recurrent, fit_phi, resamples
+from windtunnel.evaluate.bootstrap import draw_clusters
+from windtunnel.evaluate.recurrence_fit import Phi, Plain, Recurrent, fit_phi
 from windtunnel.model import derive
 from windtunnel.recipe import Recipe, UserError
 
@@ -157,7 +158,7 @@ def synthetic(
 @pytest.mark.parametrize("phi", [0.2, 0.46, 0.8])
 def test_a_known_phi_is_found_again(phi: float) -> None:
     plain, recurrent = synthetic(phi)
-    found = fit_phi(plain, recurrent, TARGETS, resamples(400))
+    found = fit_phi(plain, recurrent, TARGETS, draw_clusters(400, 1000, seed=0))
     assert found.bound == "="
     assert found.value == pytest.approx(phi, abs=0.05)
     assert found.low is not None
@@ -168,11 +169,11 @@ def test_a_known_phi_is_found_again(phi: float) -> None:
 
 
 def test_outside_the_plain_models_there_is_a_bound() -> None:
-    worse = fit_phi(*synthetic(-0.4), TARGETS, resamples(400))
+    worse = fit_phi(*synthetic(-0.4), TARGETS, draw_clusters(400, 1000, seed=0))
     assert worse.value == pytest.approx(0, abs=1e-6)  # the smallest plain model is the blocks once
     assert (worse.bound, worse.low) == ("<=", None)
     assert "worse than the smallest" in worse.words
-    better = fit_phi(*synthetic(0.9, sizes=(1e6, 1.5e6, 2e6)), TARGETS, resamples(400))
+    better = fit_phi(*synthetic(0.9, sizes=(1e6, 1.5e6, 2e6)), TARGETS, draw_clusters(400, 1000, seed=0))
     assert (better.bound, better.high) == (">=", None)
     assert better.value is not None
     assert better.value < 0.9
@@ -180,14 +181,14 @@ def test_outside_the_plain_models_there_is_a_bound() -> None:
 
 def test_what_the_data_do_not_tell_is_not_told() -> None:
     plain, recurrent = synthetic(0.5)
-    assert fit_phi(plain[:2], recurrent, TARGETS, resamples(400)).value is None
-    assert fit_phi(plain, [], TARGETS, resamples(400)).value is None
+    assert fit_phi(plain[:2], recurrent, TARGETS, draw_clusters(400, 1000, seed=0)).value is None
+    assert fit_phi(plain, [], TARGETS, draw_clusters(400, 1000, seed=0)).value is None
     turned = [Plain(p.parameters, q.nats) for p, q in zip(plain, reversed(plain), strict=True)]
-    found = fit_phi(turned, recurrent, TARGETS, resamples(400))
+    found = fit_phi(turned, recurrent, TARGETS, draw_clusters(400, 1000, seed=0))
     assert found.value is None
     assert "no curve" in found.words
     # Noise as large as the differences: no interval that pretends otherwise.
-    wide = fit_phi(*synthetic(0.5, noise=5.0), TARGETS, resamples(400))
+    wide = fit_phi(*synthetic(0.5, noise=5.0), TARGETS, draw_clusters(400, 1000, seed=0))
     assert wide.low is None or wide.high is None or wide.high - wide.low > 0.5
 
 

@@ -31,6 +31,11 @@ class Interval:
     low: float
     high: float
 
+    @property
+    def sign(self) -> int:
+        """1 or -1 where zero lies outside, else 0."""
+        return 1 if self.low > 0 else -1 if self.high < 0 else 0
+
     def to_json(self) -> dict[str, float]:
         """Return all fields."""
         return {"value": self.value, "low": self.low, "high": self.high}

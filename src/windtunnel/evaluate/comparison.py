@@ -10,30 +10,18 @@ import numpy as np
 
 from windtunnel.run import apart
 
+from .bootstrap import Interval, draw_clusters
 from .flop_matched import CLOSE, SAME_FLOPS, WHOLE_BATCHES, Member
 from .held_out import Measured
-from .recurrence_fit import Phi, Plain, Recurrent, fit_phi, resamples
+from .recurrence_fit import Phi, Plain, Recurrent, fit_phi
 from .refinement_check import Spoilt, spoilt
 
 FORMAT = 1
 FEW_UNITS = 30
+RESAMPLES = 1000
 ONE_TRAINING = (
     "intervals are over held-out data, of one training of each model: another seed moves losses too, and by how much is not known"
 )
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A value with its 95 % interval by bootstrap over held-out units."""
-
-    value: float
-    low: float
-    high: float
-
-    @property
-    def sign(self) -> int:
-        """1 or -1 where zero lies outside, else 0."""
-        return 1 if self.low > 0 else -1 if self.high < 0 else 0
 
 
 @dataclass(frozen=True)
@@ -153,7 +141,7 @@ def weigh(
     """
     own, told = members[0], trained or {}
     ours = measured[own.name]
-    draws = resamples(len(ours.targets))
+    draws = draw_clusters(len(ours.targets), RESAMPLES, seed=0)
     rows = tuple(_row(m, measured[m.name], own, ours, draws, told.get(m.name)) for m in members)
     # The curve of sizes is one of models trained alike: the twin with fewer, larger updates lies on another.
     sizes = [m for m in members if m.kind == "plain" and m.name != WHOLE_BATCHES]

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 LEAST_SIZES = 3
-RESAMPLES = 1000
 TAIL = 0.025
 ALPHAS = np.geomspace(0.01, 4.0, 600)
 """Exponents that are tried for the plain models' curve; the least is a straight line over log N."""
@@ -81,11 +80,6 @@ class _Estimate:
     equivalent: dict[int, float]
 
 
-def resamples(units: int, count: int = RESAMPLES, seed: int = 0) -> np.ndarray:
-    """Return (count, units): how often each unit is drawn in each bootstrap resample."""
-    return np.random.default_rng(seed).multinomial(units, np.full(units, 1 / units), size=count).astype(float)
-
-
 def fit_phi(plain: Sequence[Plain], recurrent: Sequence[Recurrent], targets: np.ndarray, draws: np.ndarray) -> Phi:
     """Return phi by least squares of log((N_eff - N_once) / N_rec) on log r through the origin.
 
@@ -93,7 +87,7 @@ def fit_phi(plain: Sequence[Plain], recurrent: Sequence[Recurrent], targets: np.
         plain: at least three sizes, trained on the same tokens as the recurrent models.
         recurrent: those with more than one recurrence are used.
         targets: (units,) targets in each held-out unit.
-        draws: (resamples, units) from `resamples`.
+        draws: (resamples, units) how often each unit is drawn; see `draw_clusters`.
     """
     used = [r for r in recurrent if r.recurrences > 1]
     ordered = sorted(plain, key=lambda p: p.parameters)
