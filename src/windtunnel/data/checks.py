@@ -23,8 +23,7 @@ MOST_FILES = 20_000
 SHOWN = 3
 _PAGE = (b"<!doctype html", b"<html")
 _ERRORS = (b"access denied", b"<error><code>", b"404 not found", b"not found", b"403 forbidden", b"rate limit")
-ERROR_BYTES = 2048
-"""Longer texts that begin like that are texts."""
+ERROR_BYTES = 2048  # longer texts that begin like that are texts
 
 
 def has_text(context: Context) -> bool:
@@ -120,8 +119,7 @@ def _some(paths: list[str]) -> str:
 
 # The data as training will see it.
 
-WHOLE_BYTES = 200_000_000
-"""The user's own text up to this size is tokenized whole, as training will do; of more, an excerpt."""
+WHOLE_BYTES = 200_000_000  # the user's own text up to this size is tokenized whole, as training will do; of more, an excerpt
 
 
 def data(context: Context, say: Say) -> Evidence:
@@ -208,8 +206,7 @@ def _in_range(prepared: PreparedData) -> None:
 
 # Enough tokens for a step and an epoch, and for a validation loss that is not noise.
 
-USELESS_TOKENS = 1_000
-"""The standard error of a mean over n tokens is about 1 / sqrt(n) nats: 0.03 here, 0.007 of NOISY_TOKENS."""
+USELESS_TOKENS = 1_000  # the standard error of a mean over n tokens is about 1 / sqrt(n) nats: 0.03 here, 0.007 of NOISY_TOKENS
 LOPSIDED = 5.0
 
 

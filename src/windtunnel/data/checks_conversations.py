@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 # Records: one schema, inputs that differ, answers that are not all the same.
 
 MOST_RECORDS = 200_000
-LABELS = 20
-"""Answers of so few kinds are labels, whose balance matters."""
+LABELS = 20  # answers of so few kinds are labels, whose balance matters
 FEW_INPUTS, FEWEST_INPUTS = 0.5, 0.01
 UNBALANCED, ONE_SIDED = 0.8, 0.98
 IN_PROMPT = 0.5
@@ -212,10 +211,8 @@ def _conversation(where: str, messages: Any, rl: bool) -> Record:
 # Conversations as training will see them: how long, what is learned, and whether held-out questions are trained on.
 
 WHOLE_BYTES = 200_000_000
-LONG_SHARE, MOST_LONG = 0.05, 0.5
-"""Of the conversations that are longer than a sequence: worth a warning, and too many."""
-LEAKED, MOST_LEAKED = 0.01, 0.25
-"""Of the held-out questions that are trained on as well."""
+LONG_SHARE, MOST_LONG = 0.05, 0.5  # of the conversations that are longer than a sequence: worth a warning, and too many
+LEAKED, MOST_LEAKED = 0.01, 0.25  # of the held-out questions that are trained on as well
 MOST_SAMPLES = 20_000
 
 

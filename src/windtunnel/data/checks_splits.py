@@ -23,10 +23,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 WINDOW_BYTES = 64
 LEAST_WINDOW, MOST_WINDOW = 8, 64
-LEAST_KEPT = 4
-"""Documents of fewer such windows are too short to be judged by parts."""
-COPIED_PARTS = 0.8
-"""A document with so much of it in the other split counts as a copy."""
+LEAST_KEPT = 4  # documents of fewer such windows are too short to be judged by parts
+COPIED_PARTS = 0.8  # a document with so much of it in the other split counts as a copy
 
 
 @dataclass(frozen=True)
@@ -121,10 +119,8 @@ def splits(context: Context, say: Say) -> Evidence:
 
 # Puzzles: each has exactly one solution, the one that is trained on; none is in both splits.
 
-MOST = 2_000
-"""Puzzles of a split that are solved again."""
-WHOLE = 64
-"""Tries at puzzles of the whole recipe's size and grade that are made for the check."""
+MOST = 2_000  # puzzles of a split that are solved again
+WHOLE = 64  # tries at puzzles of the whole recipe's size and grade that are made for the check
 
 
 def _has_puzzles(context: Context) -> bool:
@@ -188,8 +184,7 @@ def _shared(train: Puzzles, held_out: Puzzles) -> int:
 # Sums: answers are right, questions differ, no answer dominates.
 
 LOOKED_AT = 5_000
-FEWEST_QUESTIONS = 0.5
-"""Share of the sums that must differ."""
+FEWEST_QUESTIONS = 0.5  # share of the sums that must differ
 UNBALANCED = 0.5
 
 

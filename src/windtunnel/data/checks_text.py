@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 # The profile: counts of one pass over a sample.
 
 SAMPLE_BYTES = 200_000_000
-LOOKED_AT_BYTES = 32_000_000
-"""Of so much text the characters are looked at; lengths and repetitions are of the whole sample."""
+LOOKED_AT_BYTES = 32_000_000  # of so much text the characters are looked at; lengths and repetitions are of the whole sample
 SHOWN = 60
 COMMON_LINES = 20_000
 REMEMBERED = 50
@@ -181,15 +180,12 @@ class _Characters:
 
 # Judgements on the profile.
 
-REPLACED, DAMAGED = 1e-5, 1e-3
-"""Share of bytes from which signs of a wrong encoding are told, and refused."""
+REPLACED, DAMAGED = 1e-5, 1e-3  # share of bytes from which signs of a wrong encoding are told, and refused
 CONTROL = 1e-4
-TAGS = 0.005
-"""HTML tags a byte; Python's own sources have a thirtieth of that."""
+TAGS = 0.005  # HTML tags a byte; Python's own sources have a thirtieth of that
 ONE_LINE, ONE_CHARACTER = 0.2, 0.6
 REPEATED, MOSTLY_REPEATED = 0.05, 0.5
-GENERATED_REPEATED, GENERATED_MOSTLY = 0.6, 0.95
-"""Sums of few digits repeat by their nature."""
+GENERATED_REPEATED, GENERATED_MOSTLY = 0.6, 0.95  # sums of few digits repeat by their nature
 TINY_BYTES = 4
 ENORMOUS = 0.25
 MANY = 100

@@ -23,20 +23,14 @@ if TYPE_CHECKING:
     from .prepared import PreparedData
     from .write import Progress
 
-FEW_REJECTED, MANY_REJECTED = 0.01, 0.2
-"""Of the records read: worth a warning, and so many that something else is wrong."""
-FEW_INPUTS, FEWEST_INPUTS = 0.5, 0.01
-"""Of the theses: share that ask something different."""
-UNBALANCED, ONE_SIDED = 0.6, 0.9
-"""Of the test period's labels: share of the most common."""
-SHIFTED = 0.2
-"""Total variation distance between the labels trained on and those tested on."""
-FEW_TESTED = 300
-"""With so many, the 95 % interval of an accuracy is 11 points wide."""
+FEW_REJECTED, MANY_REJECTED = 0.01, 0.2  # of the records read: worth a warning, and so many that something else is wrong
+FEW_INPUTS, FEWEST_INPUTS = 0.5, 0.01  # of the theses: share that ask something different
+UNBALANCED, ONE_SIDED = 0.6, 0.9  # of the test period's labels: share of the most common
+SHIFTED = 0.2  # total variation distance between the labels trained on and those tested on
+FEW_TESTED = 300  # with so many, the 95 % interval of an accuracy is 11 points wide
 GARBLED, MANY_GARBLED = 0.001, 0.05
 GATE_VOCABULARY = 1024
-FEW_COPIES, MANY_COPIES = 0.01, 0.2
-"""Of the held-out theses: share with nearly the same text in training."""
+FEW_COPIES, MANY_COPIES = 0.01, 0.2  # of the held-out theses: share with nearly the same text in training
 CARD_FILES = ("README.md", "chat_template.jinja", "tokenizer_config.json")
 _MONTHS = {
     name.lower(): number for names in (calendar.month_abbr, calendar.month_name) for number, name in enumerate(names) if name

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 # A tokenizer beside a config.json.
 
-FEWEST = 0.5
-"""A tokenizer that fills less of the model's rows belongs to another model; padding takes a few per cent."""
+FEWEST = 0.5  # a tokenizer that fills less of the model's rows belongs to another model; padding takes a few per cent
 
 
 @dataclass(frozen=True)
@@ -281,6 +280,7 @@ def _vocabulary(context: Context, prepared: PreparedData, found: Findings) -> No
             )
 
 
+# What users type and data holds: a byte-level tokenizer gives each back as it was.
 ODD_TEXTS = (
     "",
     " \t\n\r\n  \x0b\x0c",
@@ -290,7 +290,6 @@ ODD_TEXTS = (
     "a" * 5000,
     "<|bos|><|endoftext|></s>[PAD]",
 )
-"""What users type and data holds: a byte-level tokenizer gives each back as it was."""
 
 
 CHECKS = (

@@ -27,8 +27,7 @@ from .write import cores, ordered_map
 T = TypeVar("T")
 R = TypeVar("R")
 
-MOST = 8
-"""Processes that one reader and one writer can keep busy."""
+MOST = 8  # processes that one reader and one writer can keep busy
 _PIPE = 1 << 20
 # A process a core: none needs threads of its own.
 _ALONE = {

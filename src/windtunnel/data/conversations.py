@@ -33,8 +33,7 @@ _SHAREGPT_ROLES = {
 }  # fmt: skip
 _TRAINED = ("train", "weight")
 _SHOWN = 3
-DRAWS = 10
-"""Sums drawn at most for each that is wanted: few digits have few different ones."""
+DRAWS = 10  # sums drawn at most for each that is wanted: few digits have few different ones
 
 
 class Malformed(ValueError):

@@ -12,10 +12,8 @@ import xxhash
 
 from windtunnel.recipe import Exercises
 
-EXERCISES = 1
-"""Version of what is generated."""
-DRAWS = 10
-"""Exercises drawn at most for each that is wanted: some kinds have few different ones."""
+EXERCISES = 1  # version of what is generated
+DRAWS = 10  # exercises drawn at most for each that is wanted: some kinds have few different ones
 NAMES = ("Ada", "Ben", "Chen", "Dina", "Emil", "Farah", "Goran", "Hana", "Ines", "Jonas", "Kofi", "Lena", "Mira", "Noor", "Otto")
 THINGS = ("apples", "books", "coins", "stamps", "marbles", "tickets", "pencils", "shells", "cards", "buttons")
 WORDS = (

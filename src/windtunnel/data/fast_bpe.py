@@ -42,8 +42,8 @@ KNOWN = (
 )  # fmt: skip
 _OTHER = re.compile(f"[^{''.join(f'{chr(first)}-{chr(last)}' for first, last in KNOWN)}]")
 _SHORT_LINE, _SHORT_LINES_KEPT = 64, 1 << 15
+# Characters of lines that are remembered, and how many of them: of long ones few, since most come only once.
 _LONG_LINE, _LONG_LINES_KEPT = 4096, 64
-"""Characters of lines that are remembered, and how many of them: of long ones few, since most come only once."""
 
 
 class FastBPE:

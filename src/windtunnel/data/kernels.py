@@ -22,8 +22,7 @@ from .kernels_operators import BINARY, FLATTEN, NEVER, NORMS, NUMBERS, ROWS, UNA
 from .kernels_write import Description, Step, Written, write_task
 
 LEVELS = (1, 2, 3)
-_MOST_DRAWS = 50
-"""Times that a task is drawn again at most where one like it was drawn before."""
+_MOST_DRAWS = 50  # times that a task is drawn again at most where one like it was drawn before
 _ACTS = tuple(UNARY)
 _CONVOLUTIONS = ("conv2d", "pointconv")
 _CALLED = {"add": ("bias", "residual", "number"), "mul": ("scale", "gate", "number")}

@@ -15,8 +15,7 @@ from windtunnel.literals import assigned, number_of, numbers
 
 from .near_copies import jaccard
 
-SIMILAR = 0.9
-"""Of the statements' words: higher than for prose, since much of a module is the same in every other."""
+SIMILAR = 0.9  # of the statements' words: higher than for prose, since much of a module is the same in every other
 
 NEEDED = ("Model", "get_inputs", "get_init_inputs")
 MODULES = ("torch", "nn", "F", "math", "functional", "np", "numpy")

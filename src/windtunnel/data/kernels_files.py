@@ -24,8 +24,7 @@ from .kernels_write import without_settings
 PYTORCH_KEYS = ("python_code", "pytorch_code", "pytorch", "reference")
 TRITON_KEYS = ("triton_code", "triton", "kernel")
 MOST_SHOWN = 3
-FUSED = 3
-"""Operators of level 2 at most."""
+FUSED = 3  # operators of level 2 at most
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,7 @@ ROWS: dict[str, Row] = {
     ),
 }
 NORMS = tuple(name for name, row in ROWS.items() if not row.reduces)
+# Steps that would leave little of what a row's operator gives: they come before it.
 FLATTEN = {"sum": ("sigmoid", "tanh", "clamp"), "logsumexp": ("sigmoid", "tanh", "clamp")}
-"""Steps that would leave little of what a row's operator gives: they come before it."""
+# Steps with which about the same comes out for every row, or where fp32 cannot compute the result.
 NEVER = {"amax": ("clamp", "sin", "cos"), "logsoftmax": ("relu", "clamp", "gelu", "hardswish", "tanh")}
-"""Steps with which about the same comes out for every row, or where fp32 cannot compute the result."""

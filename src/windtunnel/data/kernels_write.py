@@ -11,11 +11,11 @@ from typing import Any
 from .kernels_operators import ROWS
 
 SIZES = ("tiny", "tiny_ragged", "full", "full_ragged")
+# For each kernel. Those of the data's own answers take up to three (convolutions); a round waits for its slowest answer.
 COMPILE_SECONDS = 8.0
-"""For each kernel. Those of the data's own answers take up to three (convolutions); a round waits for its slowest answer."""
+# Of the inputs. A mish whose exponential overflows beyond 44, and a softmax without its maximum, are right for all that a file
+# draws; a model that is rewarded for those learns them.
 VARIATIONS = ("plain", "scaled", "small", "negated", "large", "shifted")
-"""Of the inputs. A mish whose exponential overflows beyond 44, and a softmax without its maximum, are right for all that a file
-draws; a model that is rewarded for those learns them."""
 IMPORTS = "import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\n"
 TRITON_IMPORTS = "import torch\nimport torch.nn as nn\nimport triton\nimport triton.language as tl\n"
 LIBDEVICE = "from triton.language.extra import libdevice\n"

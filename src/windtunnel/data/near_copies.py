@@ -21,19 +21,15 @@ from .windows import hash_windows
 Array = np.ndarray[Any, np.dtype[Any]]
 
 SIMILAR = 0.8
-WINDOW, KEPT = 16, 4
-"""Bytes of a window, and one in how many is used."""
+WINDOW, KEPT = 16, 4  # bytes of a window, and one in how many is used
 BANDS, ROWS = 12, 4
+# Candidates compared word by word with one held-out text, and then those alone that agree with it in more values than any of
+# them: boilerplate may make thousands.
 MOST_COMPARED = 8
-"""Candidates compared word by word with one held-out text, and then those alone that agree with it in more values than any of
-them: boilerplate may make thousands."""
-MOST_MET = 50_000_000
-"""Candidates of all held-out texts together, those of each in equal parts; a band that is shared counts one."""
-LIKELY = BANDS * ROWS // 2
-"""Values of two texts that agree, so that it is worth comparing their words."""
+MOST_MET = 50_000_000  # candidates of all held-out texts together, those of each in equal parts; a band that is shared counts one
+LIKELY = BANDS * ROWS // 2  # values of two texts that agree, so that it is worth comparing their words
 MARK = np.dtype([("hashes", "u8"), ("keys", "u8", (BANDS,)), ("bytes", "u1", (BANDS * ROWS,))])
-_BLOCK = 1 << 15
-"""Bytes of text whose windows are hashed at once, so that they stay in the processor's cache."""
+_BLOCK = 1 << 15  # bytes of text whose windows are hashed at once, so that they stay in the processor's cache
 _FACTORS = np.random.RandomState(5).randint(0, 2**62, BANDS * ROWS).astype(np.uint64) * np.uint64(2) + np.uint64(1)
 _EMPTY = np.uint64(2**64 - 1)
 

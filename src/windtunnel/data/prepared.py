@@ -51,10 +51,8 @@ from .write import (
 )
 
 FORMAT = 1
-THESES = 4
-"""Changes when theses are read, checked or counted otherwise than before."""
-KERNELS = 2
-"""Changes when other kernel tasks are generated than before, or are judged by other inputs."""
+THESES = 4  # changes when theses are read, checked or counted otherwise than before
+KERNELS = 2  # changes when other kernel tasks are generated than before, or are judged by other inputs
 # Keys of a corpus that say where the data are, or that what is found decides: the contents count instead.
 _NOT_CONTENT = defaultdict(lambda: {"files", "megabytes"}, text={"files", "format"})
 HASHED_BYTES = 1 << 30

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 # Small files that belong to a tokenizer and travel with it.
 _BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja")
-_LONG_ENOUGH = 4_000_000
-"""Characters after which a second or two spent on making the tokenizer faster come back."""
+_LONG_ENOUGH = 4_000_000  # characters after which a second or two spent on making the tokenizer faster come back
 # GPT-4's way of cutting text into words (published with tiktoken), with numbers of at most two digits for small vocabularies.
 WORDS = r"""'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"""
 

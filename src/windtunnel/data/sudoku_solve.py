@@ -13,8 +13,7 @@ import numpy as np
 from .documents import Array
 
 STALLED, SOLVED, IMPOSSIBLE = 0, 1, 2
-AT_ONCE = 2048
-"""So many fit, with what a sweep makes of them, into a core's own cache."""
+AT_ONCE = 2048  # so many fit, with what a sweep makes of them, into a core's own cache
 _BITS = np.array([bin(i).count("1") for i in range(1 << 9)], dtype=np.uint8)
 _ONE = np.uint16(1)
 

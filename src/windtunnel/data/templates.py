@@ -33,8 +33,7 @@ from .tokenizer import Tokenizer
 from .turns import CALL_FORMS, PROBE, PROBE_TOOLS, CallForm, Markers, in_form, parted, thinks, unsaid
 
 Span = tuple[int, int]
-Run = tuple[bytes, bool]
-"""Ids, a uint32 each, and whether they are learned."""
+Run = tuple[bytes, bool]  # ids, a uint32 each, and whether they are learned
 
 _CHATML = (
     "{{ start_of_text }}{% for message in messages %}"

@@ -18,12 +18,10 @@ from windtunnel.recipe import ACTIONS, parse_json
 Record = dict[str, Any]
 
 TICKER = re.compile(r"[A-Z]{1,5}(\.[A-Z]{1,2})?")
-SHORTEST, LONGEST = 50, 10_000
-"""Characters of the reasoning."""
+SHORTEST, LONGEST = 50, 10_000  # characters of the reasoning
 SPLITS = ("train", "validation", "test")
 REJECTS = "rejects.jsonl"
-PRICES = "prices.parquet"
-"""In prepared data: what generated theses are about."""
+PRICES = "prices.parquet"  # in prepared data: what generated theses are about
 EARLIEST = datetime.date(1900, 1, 1)
 MOST_INDICATORS, LONGEST_INDICATOR = 200, 1_000
 _SHORT = 24

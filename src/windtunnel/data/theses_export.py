@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
     from .prepared import PreparedData
 
-DATASET = "dataset"
-"""The folder for datasets.load_from_disk."""
+DATASET = "dataset"  # the folder for datasets.load_from_disk
 COLUMNS = (
     "uid", "ticker", "as_of_date", "reasoning", "support", "action", "indicators", "instruction", "input", "output",
     "source_file",

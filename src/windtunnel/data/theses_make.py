@@ -24,14 +24,11 @@ from .theses_text import write_reasoning
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-WARM_UP = 80
-"""Trading days simulated before the first thesis, so that every indicator has its whole window."""
-MEAN_REGIME = 60
-"""Trading days that a regime lasts on average."""
+WARM_UP = 80  # trading days simulated before the first thesis, so that every indicator has its whole window
+MEAN_REGIME = 60  # trading days that a regime lasts on average
+# Share of a price's distance from its start, as a logarithm, that is taken back each day: no price runs off to nothing.
 PULL = 0.004
-"""Share of a price's distance from its start, as a logarithm, that is taken back each day: no price runs off to nothing."""
-MARKET = 0.4
-"""Share of a stock's variance that is the market's."""
+MARKET = 0.4  # share of a stock's variance that is the market's
 # Fifths of a normal distribution.
 _CUTS = np.array([-0.8416, -0.2533, 0.2533, 0.8416])
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"

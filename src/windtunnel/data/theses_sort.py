@@ -24,10 +24,8 @@ from .theses import REJECTS, SPLITS, Record, Rejected, Thesis, check_thesis, lin
 from .theses_read import Part
 from .windows import Array
 
-MARKS = ".marks"
-"""Beside a split's lines while it is prepared: what its near copies are found by."""
-_SHOWN = 200
-"""Characters of each text that a line of the rejects file keeps."""
+MARKS = ".marks"  # beside a split's lines while it is prepared: what its near copies are found by
+_SHOWN = 200  # characters of each text that a line of the rejects file keeps
 _KEPT = ("ticker", "as_of_date", "action", "reasoning", "support")
 # A sign for what could not be decoded; and UTF-8 that was read as Windows-1252, which turns é into Ã© and ’ into â€™.
 _GARBLED = re.compile("\ufffd|[\xc3\xc2][\x80-\xbf]|\xe2\u20ac")

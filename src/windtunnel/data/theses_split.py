@@ -33,8 +33,7 @@ from .tokens import file_checksum
 from .write import Progress, Split, Written
 
 _NAMED = 3
-MOST_HELD = 200_000
-"""Held-out theses of a split that are looked at for near copies."""
+MOST_HELD = 200_000  # held-out theses of a split that are looked at for near copies
 _AT_ONCE = 4096
 
 

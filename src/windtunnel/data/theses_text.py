@@ -56,8 +56,7 @@ _SUPPORT = (
     "Momentum of {r20} in a month with volatility of {vol}; trend reading {t60}.",
     "Sixty-day trend {t60}, twenty-day trend {t20}, close {close}.",
 )
-SIDEWAYS = 1.0
-"""Standard errors of the mean return below which a trend is called none."""
+SIDEWAYS = 1.0  # standard errors of the mean return below which a trend is called none
 
 
 def write_reasoning(ticker: str, values: dict[str, float], drawn: np.random.RandomState) -> tuple[str, str]:

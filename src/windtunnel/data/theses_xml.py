@@ -26,10 +26,8 @@ from .formats import open_bytes
 from .theses import Record
 
 BLOCK = 1 << 18
-LONGEST_TOKEN = 16 << 20
-"""Bytes of one tag or comment, which Expat holds as a whole."""
-LONGEST_TEXT = 2_000_000
-"""Characters kept of one text: more than any thesis may have, so that it is rejected for its length."""
+LONGEST_TOKEN = 16 << 20  # bytes of one tag or comment, which Expat holds as a whole
+LONGEST_TEXT = 2_000_000  # characters kept of one text: more than any thesis may have, so that it is rejected for its length
 DEEPEST = 64
 MOST_CHILDREN = 1_000
 PART = 1 << 20

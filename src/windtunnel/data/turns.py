@@ -10,8 +10,8 @@ from typing import Any, Literal
 from .conversations import Message
 
 CallForm = Literal["mapping", "text", "null"]
+# How a template wants calls: arguments as a mapping (most), as JSON text, or so and beside content null (DeepSeek's).
 CALL_FORMS: tuple[CallForm, ...] = ("mapping", "text", "null")
-"""How a template wants calls: arguments as a mapping (most), as JSON text, or so and beside content null (DeepSeek's)."""
 
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 _TAG = re.compile(r"<[^<>\s]*>")
@@ -28,6 +28,7 @@ PROBE_TOOLS: list[Any] = [
         },
     }
 ]
+# A conversation whose call has to be in what a template makes of it; ids have the nine characters that Mistral's want.
 PROBE: list[Message] = [
     {"role": "user", "content": "1"},
     {
@@ -38,7 +39,6 @@ PROBE: list[Message] = [
         ],
     },
 ]
-"""A conversation whose call has to be in what a template makes of it; ids have the nine characters that Mistral's want."""
 
 
 def in_form(messages: Sequence[Message], form: CallForm) -> list[Message]:

@@ -12,8 +12,7 @@ import numpy as np
 Array = np.ndarray[Any, np.dtype[Any]]
 
 CHUNK = 1 << 21
-KEPT = 16
-"""One window in so many is looked at, chosen by its hash: the same ones wherever the text stands."""
+KEPT = 16  # one window in so many is looked at, chosen by its hash: the same ones wherever the text stands
 _FEW = 1 << 17
 _FACTOR = np.uint64(0x9E3779B97F4A7C15 | 1)
 _INVERSE = np.uint64(pow(int(_FACTOR), -1, 2**64))

@@ -40,8 +40,7 @@ from .tokens import TokenWriter
 if TYPE_CHECKING:
     from .subwords import Folder
 
-STRETCH = 64 << 10
-"""Bytes that a sample takes of a document at a time."""
+STRETCH = 64 << 10  # bytes that a sample takes of a document at a time
 NAMES = ("train", "validation")
 NOISY_TOKENS = 20_000  # held out: with fewer, a loss says little of small gains
 T = TypeVar("T")
@@ -249,8 +248,8 @@ def folder_tokenizer(recipe: Recipe) -> Folder:
     return add_tokens(tokenizer, wanted.add, wanted.begin)
 
 
+# Share of a model's own tokens that another tokenizer may lack or number otherwise: a few are renamed in fine-tuning.
 OTHER_IDS = 0.01
-"""Share of a model's own tokens that another tokenizer may lack or number otherwise: a few are renamed in fine-tuning."""
 
 
 def _require_same_ids(given: Folder, own: Folder, path: str, config: Path) -> None:

@@ -42,8 +42,7 @@ from .actions import read_action
 from .kernel_questions import group_of, records_of, spread
 from .match import wilson
 
-AT_ONCE = 32
-"""Answers generated together; their keys and values are what generating takes of memory beside the weights."""
+AT_ONCE = 32  # answers generated together; their keys and values are what generating takes of memory beside the weights
 SHOWN = 5
 QUESTION_SEED = 103
 WAIT_SECONDS = 0.01

@@ -19,8 +19,7 @@ DRAWS = 2000
 DRAW_SEED = 107
 FLIPS = 10_000
 CONFIDENCE = 0.95
-FEW = 10
-"""With fewer clusters an interval says little, however it is made."""
+FEW = 10  # with fewer clusters an interval says little, however it is made
 
 
 @dataclass(frozen=True)

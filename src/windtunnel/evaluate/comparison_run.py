@@ -21,13 +21,11 @@ from .comparison import ComparisonReport, Trained, weigh
 from .flop_matched import SAME_FLOPS, WHOLE_BATCHES, Length, Member, flop_matched_members
 from .held_out import held_out_units, measure
 
-LATE = 10
-"""A tenth of the run's end is what its training losses are the medians of."""
+LATE = 10  # a tenth of the run's end is what its training losses are the medians of
 RATES = ("matrix_lr", "embedding_lr")
+# Times the run's own FLOPs above which trainings are to be confirmed; plain twins and fewer recurrences take about 2.2.
 ASK_FROM = 3.0
-"""Times the run's own FLOPs above which trainings are to be confirmed; plain twins and fewer recurrences take about 2.2."""
-LEAST_STEPS = 10
-"""Of a comparison that is offered: --flop-matched-steps takes no fewer."""
+LEAST_STEPS = 10  # of a comparison that is offered: --flop-matched-steps takes no fewer
 
 
 @dataclass(frozen=True)

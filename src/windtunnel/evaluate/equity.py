@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-YEAR = 252
-"""Trading days."""
+YEAR = 252  # trading days
 DRAWS, DRAW_SEED = 2000, 109
 DRAWN_AT_ONCE = 1 << 20
 LEAST_BLOCKS = 8

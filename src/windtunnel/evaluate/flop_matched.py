@@ -15,12 +15,10 @@ from windtunnel.model import GPTShape, derive, gpt_shape, recipe_shape
 from windtunnel.recipe import PRESETS, Budget, Every, GPTModel, LayoutChoice, Recipe, Recursion, Schedule, UserError
 
 Kind = Literal["run", "plain", "recurrent"]
-CLOSE = 0.03
-"""Largest share by which the FLOPs of the twin of the same FLOPs may differ."""
+CLOSE = 0.03  # largest share by which the FLOPs of the twin of the same FLOPs may differ
 SAME_FLOPS, WHOLE_BATCHES = "same-flops", "same-flops-whole-batches"
 FEWER = 2
-MOST_DEPTH, MOST_STRETCH = 256, 3.0
-"""Layers that are tried, and by how much depth to width may differ from the run's."""
+MOST_DEPTH, MOST_STRETCH = 256, 3.0  # layers that are tried, and by how much depth to width may differ from the run's
 HIDDEN_RANGE = (0.6, 1.6)
 
 

@@ -13,8 +13,7 @@ from windtunnel.data import PreparedData, PuzzleFile, ValidationBatches
 from windtunnel.model import GPT
 
 MOST_UNITS = 2000
-LEAST_DOCUMENTS = 30
-"""With fewer documents held out, their differences are those of stretches of text."""
+LEAST_DOCUMENTS = 30  # with fewer documents held out, their differences are those of stretches of text
 SCORED_AT_ONCE = 16_384
 
 

@@ -16,8 +16,7 @@ from windtunnel.recipe import UserError
 
 Batches = Iterable[Iterable[Tensor]]
 STEP_COLUMNS = ("supervision steps", "loss", "bits per byte", "")
-ALL_SHOWN = 16
-"""Up to so many steps have a row each; of more, powers of two, the trained number with its neighbours and the last."""
+ALL_SHOWN = 16  # up to so many steps have a row each; of more, powers of two, the trained number with its neighbours and the last
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from .answers import Question, Questions
 from .predictions import Prediction, PredictionLog, describe_theses, predict, prediction_files, write_predictions
 from .subject import Open, stamp
 
-TOKENS = 1024
-"""Most tokens of an answer where no recipe says."""
+TOKENS = 1024  # most tokens of an answer where no recipe says
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from windtunnel.recipe import ACTIONS, UserError
 from .actions import read_action
 from .answers import AT_ONCE, Completion, Question, Questions, answer_questions
 
+# Theses answered and kept together. What is answered together changes the last bits of a sum: groups are always the same.
 GROUP = 4 * AT_ONCE
-"""Theses answered and kept together. What is answered together changes the last bits of a sum: groups are always the same."""
 COLUMNS = (
     "uid", "ticker", "as_of_date", "action", "predicted", "confidence", *(f"p_{action}" for action in ACTIONS), "latency_s",
     "text",

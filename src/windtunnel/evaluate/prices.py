@@ -16,8 +16,8 @@ from windtunnel.recipe import UserError
 if TYPE_CHECKING:
     import pyarrow
 
+# How pandas calls an index without a name: a column of dates, or of numbers that mean nothing.
 INDEX = ("", "unnamed: 0", "__index_level_0__")
-"""How pandas calls an index without a name: a column of dates, or of numbers that mean nothing."""
 DATES = ("date", "datetime", "timestamp", "day", "time", "index", *INDEX)
 TICKERS = ("ticker", "symbol", "tic")
 ADJUSTED = ("adj close", "adj_close", "adjclose", "adjusted_close", "adjusted close", "close_adj", "close_adjusted")
@@ -29,8 +29,7 @@ HEAD = 1 << 16
 NAMED = 5
 # New shares for old ones: how shares are split, and joined the other way round.
 SPLITS = (*((n, 1) for n in (2, 3, 4, 5, 6, 7, 8, 10, 15, 20, 25, 30, 50, 100)), (3, 2), (4, 3), (5, 4))
-LEAST, MOST = 1e-12, 1e12
-"""Of a price: with others, its ratios and the shares that money buys would be no numbers any more."""
+LEAST, MOST = 1e-12, 1e12  # of a price: with others, its ratios and the shares that money buys would be no numbers any more
 NEAR_SPLIT = 0.06  # the day has a change of its own
 
 Array = np.ndarray[Any, Any]

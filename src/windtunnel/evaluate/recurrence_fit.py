@@ -19,10 +19,9 @@ import numpy as np
 
 LEAST_SIZES = 3
 TAIL = 0.025
+# Exponents that are tried for the plain models' curve; the least is a straight line over log N.
 ALPHAS = np.geomspace(0.01, 4.0, 600)
-"""Exponents that are tried for the plain models' curve; the least is a straight line over log N."""
-UNDEFINED = 0.1
-"""Share of resamples without a value from which no interval is given."""
+UNDEFINED = 0.1  # share of resamples without a value from which no interval is given
 
 
 @dataclass(frozen=True)

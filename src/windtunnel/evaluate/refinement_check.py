@@ -9,14 +9,11 @@ from typing import Any, Literal
 from windtunnel.recipe import PRESETS
 from windtunnel.run import apart
 
+# Percent from which refinement is questioned: what the guide holds for success. A preset that promises less: from there on.
 LEAST_REFINEMENT = 10.0
-"""Percent from which refinement is questioned: what the guide holds for success. A preset that promises less: from there on."""
-CLEAR = 0.01
-"""What is less than this share of the loss of knowing nothing is no difference: memorised data have tiny losses."""
-NEARLY_NOTHING = 0.02
-"""Below this share of it a first step loses so little that percentages of it mean nothing."""
-KEPT = 0.5
-"""Where less of what a run knows of its training batches holds on held-out data, it has memorised them."""
+CLEAR = 0.01  # what is less than this share of the loss of knowing nothing is no difference: memorised data have tiny losses
+NEARLY_NOTHING = 0.02  # below this share of it a first step loses so little that percentages of it mean nothing
+KEPT = 0.5  # where less of what a run knows of its training batches holds on held-out data, it has memorised them
 
 Reason = Literal["bought", "memorised", "unlearnt", "tiny"]
 PLAIN, SAME_FLOPS = "the plain model of the same parameters", "the plain model of the same FLOPs"

@@ -15,8 +15,7 @@ from windtunnel.recipe import UserError, parse_json
 DIRECTIONS = {"STRONG_BUY": 1, "BUY": 1, "HOLD": 0, "SELL": -1, "STRONG_SELL": -1}
 NEEDED = ("ticker", "as_of_date", "predicted")
 LONGEST_FIELD = 1 << 28
-DATE = re.compile(r"(\d{4}-\d{2}-\d{2})(?:[ T].*)?", re.ASCII)
-"""A day, perhaps with a time."""
+DATE = re.compile(r"(\d{4}-\d{2}-\d{2})(?:[ T].*)?", re.ASCII)  # a day, perhaps with a time
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ from windtunnel.model import NewRows, base_weights
 from windtunnel.recipe import FolderTokenizer, HuggingFaceModel, Recipe, UserError
 from windtunnel.run import RunFolder
 
-Open = Callable[[], AbstractContextManager[HubDecoder]]
-"""Opens a model, of which one at a time is in memory."""
+Open = Callable[[], AbstractContextManager[HubDecoder]]  # opens a model, of which one at a time is in memory
 
 
 @dataclass(frozen=True)

@@ -131,8 +131,8 @@ class Exam:
     scores: bool = True
 
 
+# Makes the exam of a kind of stage, of so many questions that are judged; the last says whether right kernels are timed.
 Examine = Callable[[Subject, int, bool], contextlib.AbstractContextManager[Exam]]
-"""Makes the exam of a kind of stage, of so many questions that are judged; the last says whether right kernels are timed."""
 
 
 @contextlib.contextmanager
