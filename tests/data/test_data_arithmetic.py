@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.data import Problem, held_out_problems, parse_problem, prepare, solve
-from windtunnel.data.arithmetic import generate
+from windtunnel.data import Problem, held_out_problems, prepare, solve
+from windtunnel.data.arithmetic import generate, parse_problem
 from windtunnel.recipe import ARITHMETIC_ALPHABET, ArithmeticCorpus, UserError, load_recipe
 
 CANONICAL = re.compile(r"-?(0|[1-9]\d*)(\.\d*[1-9])?")

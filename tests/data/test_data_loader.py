@@ -12,7 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.data import BatchLoader, SequenceOrder, TokenFile, ValidationBatches
+from windtunnel.data import BatchLoader, TokenFile, ValidationBatches
+from windtunnel.data.tokens import SequenceOrder
 from windtunnel.recipe import UserError
 
 

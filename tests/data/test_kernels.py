@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from windtunnel.data import KernelTask, PromptFile, conversation_files, draw_tasks, prepare
-from windtunnel.data.kernels import combinations, describe
+from windtunnel.data import PromptFile, conversation_files, draw_tasks, prepare
+from windtunnel.data.kernels import KernelTask, combinations, describe
 from windtunnel.data.kernels_write import write_task
 from windtunnel.recipe import BPETokenizer, ConversationCorpus, KernelTasks, PromptCorpus, Recipe, UserError, load_recipe
 from windtunnel.verify import KernelVerifier, compiler_sandbox, kernel_sandbox, load_task

@@ -11,22 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from windtunnel.data import (
-    GRADES,
-    BatchLoader,
-    PuzzleFile,
-    Puzzles,
-    ValidationBatches,
-    draw_symmetries,
-    grades_of,
-    make_batch,
-    make_puzzles,
-    prepare,
-    solve_grids,
-    symmetry_key,
-)
+from windtunnel.data import GRADES, BatchLoader, PuzzleFile, Puzzles, ValidationBatches, make_batch, prepare
 from windtunnel.data.children import in_processes
-from windtunnel.data.sudoku_make import full_grids
+from windtunnel.data.sudoku_file import make_puzzles
+from windtunnel.data.sudoku_make import draw_symmetries, full_grids, symmetry_key
+from windtunnel.data.sudoku_solve import grades_of, solve_grids
 from windtunnel.recipe import SudokuCorpus, UserError, load_recipe
 
 HARD = make_batch(3, 2, 7, 0, 48)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 from thesis_files import RIGHT, TODAY, recipe_of, spread, write_lines
 
-from windtunnel.data import PreparedData, Rejected, check_thesis, export_theses, prepare
-from windtunnel.data.theses import Thesis, line_of
+from windtunnel.data import PreparedData, export_theses, prepare
+from windtunnel.data.theses import Rejected, Thesis, check_thesis, line_of
 from windtunnel.data.theses_make import generated_records, indicators_of, labels_of, simulate
 from windtunnel.recipe import ACTIONS, GeneratedTheses, ThesisCorpus, UserError
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from windtunnel.data import Rejected, check_thesis, theses_xml
+from windtunnel.data import theses_xml
 from windtunnel.data.corpus import listed_files
+from windtunnel.data.theses import Rejected, check_thesis
 from windtunnel.data.theses_read import thesis_parts, thesis_records
 from windtunnel.data.theses_xml import Undividable
 from windtunnel.recipe import UserError

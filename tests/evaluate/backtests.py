@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import yaml
 
-from windtunnel.evaluate import Prices, Signal, Signals
+from windtunnel.evaluate import Prices, Signals
+from windtunnel.evaluate.signals import Signal
 from windtunnel.recipe import Backtest
 
 FREE = {"cost_bps": 0.0, "slippage_bps": 0.0}

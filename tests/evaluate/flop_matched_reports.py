@@ -5,13 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from windtunnel.evaluate import (
-    ComparisonReport,
-    Length,
-    Measured,
-    Member,
-    weigh,
-)
+from windtunnel.evaluate import Length, Measured, Member, weigh
+from windtunnel.evaluate.comparison import ComparisonReport
 from windtunnel.model import RecursionShape, gpt_shape
 from windtunnel.recipe import GPTModel, Recipe, load_recipe, stage_recipe
 

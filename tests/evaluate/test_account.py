@@ -10,7 +10,8 @@ from backtests import FREE, hand_computed, make_prices, make_signals, rules
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from windtunnel.evaluate import Account, run_account
+from windtunnel.evaluate import run_account
+from windtunnel.evaluate.account import Account
 from windtunnel.recipe import Backtest
 
 DIRECTED = ("STRONG_BUY", "BUY", "SELL", "STRONG_SELL")
@@ -56,7 +57,7 @@ def test_what_buys_nothing_leaves_the_cash_alone(action: str | None) -> None:
 def test_signals_of_a_weekend_trade_on_monday() -> None:
     import datetime
 
-    from windtunnel.evaluate import Signal
+    from windtunnel.evaluate.signals import Signal
 
     prices = make_prices({"A": [100, 100, 100, 100, 100, 120, 132]})  # Monday to Friday, Monday, Tuesday
     saturday = Signal("A", datetime.date(2024, 1, 6), "BUY")

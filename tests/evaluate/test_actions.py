@@ -14,11 +14,14 @@ from hypothesis import strategies as st
 from scipy import stats
 from sklearn import metrics
 
-from windtunnel.evaluate import Prediction, action_rows, report_actions, write_action_plot
+from windtunnel.evaluate import action_rows
+from windtunnel.evaluate.action_plot import write_action_plot
+from windtunnel.evaluate.action_report import report_actions
 from windtunnel.evaluate.actions import read_action
 from windtunnel.evaluate.bootstrap import cluster_sums, flip_signs, interval_of, number_clusters
 from windtunnel.evaluate.calibration import calibrate
 from windtunnel.evaluate.classification import accuracy_over, baselines, classify, macro_f1_of
+from windtunnel.evaluate.predictions import Prediction
 from windtunnel.files import write_json
 
 ACTIONS = ("STRONG_BUY", "BUY", "HOLD", "SELL", "STRONG_SELL")

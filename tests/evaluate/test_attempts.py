@@ -8,8 +8,8 @@ import math
 import numpy as np
 import pytest
 
-from windtunnel.evaluate import Answer, Attempts, Drawing, Question, attempt_rows
-from windtunnel.evaluate.attempts import pass_at, passed_over
+from windtunnel.evaluate import Answer, Drawing, Question, attempt_rows
+from windtunnel.evaluate.attempts import Attempts, pass_at, passed_over
 from windtunnel.recipe import UserError
 from windtunnel.verify import KernelOutcome, Verdict, kernel_outcome
 

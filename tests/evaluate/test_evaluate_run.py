@@ -14,8 +14,8 @@ from random_gpts import random_gpt
 from windtunnel.checkpoint import CheckpointStore, Facts, export_run, save_now
 from windtunnel.cli import main
 from windtunnel.data import Characters, PreparedData, Problem, held_out_problems, load_tokenizer, prepare
-from windtunnel.evaluate import LossByStep, evaluate_run, exact_match, samples, wilson
-from windtunnel.evaluate.loss import StepLoss
+from windtunnel.evaluate import evaluate_run, exact_match, samples, wilson
+from windtunnel.evaluate.loss import LossByStep, StepLoss
 from windtunnel.evaluate.report import prompts_of
 from windtunnel.generate import gpt_generator
 from windtunnel.model import GPT, build_gpt, build_model, gpt_shape, load_weights, recipe_shape, use_supervision

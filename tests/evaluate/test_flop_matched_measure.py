@@ -10,7 +10,9 @@ import torch
 from random_gpts import random_gpt
 
 from windtunnel.data import PreparedData, ValidationBatches, prepare
-from windtunnel.evaluate import held_out_units, measure, puzzle_report, validation_loss
+from windtunnel.evaluate import measure, validation_loss
+from windtunnel.evaluate.held_out import held_out_units
+from windtunnel.evaluate.puzzles import puzzle_report
 from windtunnel.recipe import Recipe, load_recipe
 
 TEXT = {

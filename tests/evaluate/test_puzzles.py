@@ -14,8 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from windtunnel.checkpoint import CheckpointStore, Facts, save_now
-from windtunnel.data import PreparedData, PuzzleFile, prepare, solve_grids
-from windtunnel.evaluate import evaluate_run, puzzle_report
+from windtunnel.data import PreparedData, PuzzleFile, prepare
+from windtunnel.data.sudoku_solve import solve_grids
+from windtunnel.evaluate import evaluate_run
+from windtunnel.evaluate.puzzles import puzzle_report
 from windtunnel.model import build_model, recipe_shape
 from windtunnel.recipe import Recipe, load_recipe
 from windtunnel.run import RunFolder

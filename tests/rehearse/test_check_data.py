@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from windtunnel.check import CheckFailed, Evidence, Findings, all_checks
-from windtunnel.data import sample_documents
 from windtunnel.data.checks_conversations import judge_template
 from windtunnel.data.checks_splits import overlap
 from windtunnel.data.checks_text import profile
+from windtunnel.data.survey import sample_documents
 from windtunnel.recipe import load_recipe
 from windtunnel.rehearse import Context, run_checks, select
 from windtunnel.verify.reward_process import Reward, RewardFailed, RewardProcess

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from warm import kernel_box
 
-from windtunnel.data import KernelTask, draw_tasks
-from windtunnel.data.kernels import task_answer
+from windtunnel.data import draw_tasks
+from windtunnel.data.kernels import KernelTask, task_answer
 from windtunnel.recipe import KernelTasks, UserError
 from windtunnel.verify import KernelVerifier, Sandbox, Verifiers
 from windtunnel.verify.kernel import task_from_source

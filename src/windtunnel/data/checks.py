@@ -124,7 +124,7 @@ WHOLE_BYTES = 200_000_000  # the user's own text up to this size is tokenized wh
 
 def data(context: Context, say: Say) -> Evidence:
     """Read the documents; for a GPT tokenize them and look at every token."""
-    from windtunnel.data import sample_documents
+    from .survey import sample_documents
 
     if not context.has_data:
         if context.is_gpt:

@@ -156,7 +156,7 @@ def puzzles(context: Context, say: Say) -> Evidence:
 
 def _judge(found: Findings, name: str, given: Puzzles) -> int:
     """Solve the first of them again; how many."""
-    from windtunnel.data import grades_of, solve_grids
+    from .sudoku_solve import grades_of, solve_grids
 
     given = given.take(np.arange(min(MOST, len(given))))
     solved = solve_grids(given.inputs)
@@ -175,7 +175,7 @@ def _judge(found: Findings, name: str, given: Puzzles) -> int:
 
 def _shared(train: Puzzles, held_out: Puzzles) -> int:
     """Held-out puzzles that are symmetries of training puzzles."""
-    from windtunnel.data import symmetry_key
+    from .sudoku_make import symmetry_key
 
     keys = symmetry_key(train.inputs, train.solutions)
     return int(np.isin(symmetry_key(held_out.inputs, held_out.solutions), keys).sum())
@@ -194,7 +194,10 @@ def _has_answers(context: Context) -> bool:
 
 def answers(context: Context, say: Say) -> Evidence:
     """Solve the first 5,000 sums again, exactly."""
-    from windtunnel.data import parse_problem, sample_documents, solve
+    from windtunnel.data import solve
+
+    from .arithmetic import parse_problem
+    from .survey import sample_documents
 
     batch = next(iter(sample_documents(context.recipe, 1)))
     questions: set[str] = set()

@@ -14,7 +14,7 @@ from windtunnel.check import Check, Context, Evidence, Findings, Say
 from windtunnel.recipe import ArithmeticCorpus, TextCorpus, UserCorpus
 
 if TYPE_CHECKING:
-    from windtunnel.data import DocumentBatch
+    from .documents import DocumentBatch
 
 
 # The profile: counts of one pass over a sample.

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 from windtunnel import lazy
 
 if TYPE_CHECKING:
-    from .account import Account, Trade, run_account
-    from .action_plot import write_action_plot
+    from .account import Trade, run_account
     from .action_report import (
         CLASS_COLUMNS,
         ActionReport,
@@ -15,12 +14,10 @@ if TYPE_CHECKING:
         class_rows,
         confusion_columns,
         confusion_rows,
-        latency_of,
         prediction_columns,
         prediction_rows,
-        report_actions,
     )
-    from .actions import Reading, read_action
+    from .actions import Reading
     from .answers import (
         Answer,
         Answered,
@@ -34,76 +31,62 @@ if TYPE_CHECKING:
         greedy_jobs,
         held_out_questions,
     )
-    from .attempts import Attempts, Drawing, attempt_rows
+    from .attempts import Drawing, attempt_rows
     from .backtest import BacktestReport, run_backtest
     from .backtest_files import write_backtest
     from .backtest_text import backtest_remarks, backtest_rows
-    from .comparison import ComparisonReport, weigh
+    from .comparison import weigh
     from .comparison_plot import write_comparison_plot
     from .comparison_run import ASK_FROM, Comparison, compare_run, report_comparison
     from .comparison_text import comparison_columns, comparison_remarks, comparison_rows
     from .equity import Figures, figures
     from .flop_matched import Length, Member, flop_matched_members
-    from .held_out import Measured, held_out_units, measure
+    from .held_out import Measured, measure
     from .kernel_questions import group_of, spread
-    from .loss import STEP_COLUMNS, LossByStep, Validation, validation_loss
-    from .match import ExactMatch, exact_match, wilson
-    from .new_theses import FilePredictions, predict_file
+    from .loss import STEP_COLUMNS, Validation, validation_loss
+    from .match import exact_match, wilson
+    from .new_theses import predict_file
     from .optimize import Candidate, Optimized, Sampling, ask, optimize_module, read_candidates
-    from .paired import Gain, Paired
-    from .predictions import Prediction, PredictionLog, predict, write_predictions
+    from .paired import Paired
+    from .predictions import predict
     from .prices import Prices, read_prices
-    from .puzzles import PuzzleReport, puzzle_report
     from .report import EvaluationReport, Sample, evaluate_folder, evaluate_run, judge_evaluation, samples
-    from .signals import DIRECTIONS, Signal, Signals, read_signals
+    from .signals import Signals, read_signals
     from .subject import Subject
-    from .tuned import Exam, Examine, TunedEvaluation, Untuned, perplexity
+    from .tuned import Exam, Examine, Untuned, perplexity
 
 __all__ = [
     "ASK_FROM",
     "CLASS_COLUMNS",
-    "DIRECTIONS",
     "STEP_COLUMNS",
-    "Account",
     "ActionReport",
     "Answer",
     "Answered",
-    "Attempts",
     "BacktestReport",
     "Candidate",
     "Comparison",
-    "ComparisonReport",
     "Completion",
     "Drawing",
     "EvaluationReport",
-    "ExactMatch",
     "Exam",
     "Examine",
     "Figures",
-    "FilePredictions",
-    "Gain",
     "Judge",
     "Judging",
     "Length",
-    "LossByStep",
     "Measured",
     "Member",
     "Optimized",
     "Paired",
-    "Prediction",
-    "PredictionLog",
     "Prices",
-    "PuzzleReport",
     "Question",
     "Questions",
     "Reading",
     "Sample",
     "Sampling",
-    "Signal",
     "Signals",
     "Subject",
     "Trade",
-    "TunedEvaluation",
     "Untuned",
     "Validation",
     "action_rows",
@@ -129,9 +112,7 @@ __all__ = [
     "greedy_jobs",
     "group_of",
     "held_out_questions",
-    "held_out_units",
     "judge_evaluation",
-    "latency_of",
     "measure",
     "optimize_module",
     "perplexity",
@@ -139,12 +120,9 @@ __all__ = [
     "predict_file",
     "prediction_columns",
     "prediction_rows",
-    "puzzle_report",
-    "read_action",
     "read_candidates",
     "read_prices",
     "read_signals",
-    "report_actions",
     "report_comparison",
     "run_account",
     "run_backtest",
@@ -153,10 +131,8 @@ __all__ = [
     "validation_loss",
     "weigh",
     "wilson",
-    "write_action_plot",
     "write_backtest",
     "write_comparison_plot",
-    "write_predictions",
 ]
 
 __getattr__ = lazy(__name__)
