@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
-from xml.etree import ElementTree
 from xml.parsers import expat
 
 from windtunnel.recipe import UserError
@@ -169,90 +168,17 @@ class XmlPart:
 
     def records(self) -> Iterator[tuple[str, Record]]:
         """Yield (source, record) of every thesis. Raises Undividable."""
-        found = self._by_tree()
-        for line, record in self._by_reader() if found is None else found:
-            yield f"{self.path}:{line}", record
-
-    @property
-    def _whole(self) -> tuple[bytes, bytes, bytes]:
-        return f"<{self.root}>".encode(), self.content, b"" if self.last else f"</{self.root}>".encode()
-
-    def _by_tree(self) -> list[tuple[int, Record]] | None:
-        """Return the records by Python's tree of elements, made faster than functions are called; None if it may differ."""
-        if b"<!" in self.content or b"<?" in self.content or b"\r" in self.content:
-            return None
-        parser = ElementTree.XMLParser()
-        try:
-            for piece in self._whole:
-                parser.feed(piece)
-            theses = list(parser.close())
-        except (ElementTree.ParseError, ValueError):
-            return None
-        # Without comments and sections of CDATA nothing but a tag begins as a tag does.
-        begins = [found.start() for found in _THESIS.finditer(self.content)]
-        if len(begins) != len(theses):
-            return None
-        records, line, before = [], self.line, 0
-        for thesis, at in zip(theses, begins, strict=True):
-            record = _record_of(thesis, self.given)
-            if record is None:
-                return None
-            line, before = line + self.content.count(b"\n", before, at), at
-            records.append((line, record))
-        return records
-
-    def _by_reader(self) -> list[tuple[int, Record]]:
         reader = _Reader()
-        begin, content, end = self._whole
         try:
-            reader.parser.Parse(begin, False)
+            reader.parser.Parse(f"<{self.root}>".encode(), False)
             reader.root = self.given
-            reader.parser.Parse(content, False)
-            reader.parser.Parse(end, True)
+            reader.parser.Parse(self.content, False)
+            # The last part brings the end of the document element itself.
+            reader.parser.Parse(b"" if self.last else f"</{self.root}>".encode(), True)
         except (_Hostile, expat.ExpatError, ValueError, LookupError):
             raise Undividable from None
-        return [(self.line + line - 1, record) for line, record in reader.found]
-
-
-def _record_of(thesis: ElementTree.Element, root: dict[str, str]) -> Record | None:
-    """Return the record of an element; None where only `_Reader` reads it right."""
-    if thesis.tag != "thesis":
-        return None
-    record = _begun(thesis.attrib)
-    indicators = record["indicators"]
-    for child in thesis:
-        tag, text = child.tag, child.text or ""
-        name = _name(tag)
-        # Most are only a name and a text, and given once.
-        plain = tag[0] != "{" and not len(child) and not child.attrib and len(text) < LONGEST_TEXT
-        if plain and name in _FIELDS and name not in record:
-            record[name] = text.strip()
-        elif plain and name not in _FIELDS and name not in indicators and len(indicators) < MOST_CHILDREN:
-            if value := text.strip():
-                indicators[name] = value
-        elif not _gather(record, child, ()):
-            return None
-    return _ended(record, root)
-
-
-def _gather(record: Record, element: ElementTree.Element, above: tuple[str, ...]) -> bool:
-    """Put what an element holds into a record; False where only `_Reader` does it right."""
-    tag, attributes = element.tag, element.attrib
-    if tag[0] == "{" or len(above) > DEEPEST // 2:
-        return False
-    plain, value = _name(tag), None
-    if attributes:
-        if any(key[0] == "{" for key in attributes):
-            return False
-        plain, value = _told(plain, attributes)
-    path = (*above, plain)
-    if not len(element):
-        text = element.text or ""
-        if len(text) >= LONGEST_TEXT:
-            return False
-        _keep(record, path, text.strip(), value)
-        return True
-    return plain not in _FIELDS and all(_gather(record, child, path) for child in element)
+        for line, record in reader.found:
+            yield f"{self.path}:{self.line + line - 1}", record
 
 
 def _malformed(path: str, parser: Any, error: Exception) -> UserError:
@@ -273,22 +199,6 @@ def _name(name: str) -> str:
     return name.rpartition(":")[2].lower().replace("-", "_")
 
 
-def _begun(attributes: dict[str, str]) -> Record:
-    """Return the record of a thesis that begins with these attributes."""
-    record: Record = {"indicators": {}}
-    if attributes:
-        given = {_name(key): value for key, value in attributes.items()}
-        record |= {key: given[key] for key in _GIVEN if key in given}
-    return record
-
-
-def _told(plain: str, attributes: dict[str, str]) -> tuple[str, str | None]:
-    """Name and value of an element within a thesis, as its attributes tell them."""
-    if plain in ("indicator", "item"):
-        plain = attributes.get("name", attributes.get("key", plain))
-    return plain, attributes.get("value")
-
-
 def _keep(record: Record, path: Sequence[str], text: str, told: str | None) -> None:
     """Put the text of an element that has no others in it where it belongs, or the value that its attributes told."""
     name = path[-1]
@@ -305,13 +215,6 @@ def _keep(record: Record, path: Sequence[str], text: str, told: str | None) -> N
             number += 1
             key = f"{key.rpartition('#')[0] or key}#{number}"
         indicators[key] = value
-
-
-def _ended(record: Record, root: dict[str, str]) -> Record:
-    """Return the record of a thesis that ends; what the document element says holds for those that say nothing."""
-    if "ticker" not in record and "ticker" in root:
-        record["ticker"] = root["ticker"]
-    return record
 
 
 class _Reader:
@@ -360,7 +263,8 @@ class _Reader:
             self._start_child(plain, attributes)
         elif plain == "thesis":
             self._inside, self._line = self._depth, self.parser.CurrentLineNumber
-            self._record = _begun(attributes)
+            given = {_name(key): value for key, value in attributes.items()}
+            self._record = {"indicators": {}} | {key: given[key] for key in _GIVEN if key in given}
         elif self._depth == 1:
             if plain not in [_name(root) for root in _ROOTS]:
                 raise _Hostile(f"the document is <{name[:60]}>, expected <{_ROOTS[0]}>", "give a file of theses")
@@ -371,7 +275,9 @@ class _Reader:
     def _start_child(self, plain: str, attributes: dict[str, str]) -> None:
         if self._depth > DEEPEST:
             self._too_deep()
-        plain, self._value = _told(plain, attributes) if attributes else (plain, None)
+        if plain in ("indicator", "item"):
+            plain = attributes.get("name", attributes.get("key", plain))
+        self._value = attributes.get("value")
         self._path.append(plain)
         self._field, self._pieces, self._size = self._depth, [], 0
 
@@ -399,6 +305,9 @@ class _Reader:
             self._path.pop()
 
     def _finish(self) -> None:
-        self.found.append((self._line, _ended(self._record, self.root)))
+        # What the document element says holds for theses that say nothing.
+        if "ticker" not in self._record and "ticker" in self.root:
+            self._record["ticker"] = self.root["ticker"]
+        self.found.append((self._line, self._record))
         self._inside, self._field = 0, 0
         self._path.clear()
