@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from windtunnel.check import CheckFailed, Evidence, Findings, all_checks
 from windtunnel.data.checks_conversations import judge_template
 from windtunnel.data.checks_splits import overlap
 from windtunnel.data.checks_text import profile
+from windtunnel.data.subwords import Folder
 from windtunnel.data.survey import sample_documents
 from windtunnel.recipe import load_recipe
 from windtunnel.rehearse import Context, run_checks, select
@@ -147,7 +149,8 @@ def tokenizer(special: list[str]) -> tokenizers.Tokenizer:
 def test_templates_of_known_families_pass(template: str) -> None:
     bos, eos, *_ = SPECIAL[template]
     inner, found = tokenizer(SPECIAL[template]), Findings()
-    judge_template(template, inner, {"bos": bos, "eos": eos}, {inner.token_to_id(eos)}, found, adds_bos=False, chats=True)
+    told = {"bos_token": bos, "eos_token": eos, "chat_template": template}
+    judge_template(Folder(inner, {"tokenizer_config.json": json.dumps(told)}), {inner.token_to_id(eos)}, found, chats=True)
     made = found.evidence("fine")
     assert isinstance(made, Evidence)
     assert not made.warnings
@@ -157,9 +160,9 @@ def test_a_base_model_whose_template_ends_otherwise_is_named_where_it_chats() ->
     inner = tokenizer(SPECIAL[QWEN])
     for chats in (True, False):
         found = Findings()
-        judge_template(
-            QWEN, inner, {"eos": "<|endoftext|>"}, {inner.token_to_id("<|endoftext|>")}, found, adds_bos=False, chats=chats
-        )
+        told = {"eos_token": "<|endoftext|>", "chat_template": QWEN}
+        folder = Folder(inner, {"tokenizer_config.json": json.dumps(told)})
+        judge_template(folder, {inner.token_to_id("<|endoftext|>")}, found, chats=chats)
         if chats:
             with pytest.raises(CheckFailed, match="never learns to stop"):
                 found.evidence("")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import itertools
 import json
 import re
@@ -15,11 +14,10 @@ from windtunnel.check import Check, CheckFailed, Context, Evidence, Findings, Sa
 from windtunnel.recipe import Conversational, MixtureCorpus, TextCorpus, ThesisCorpus
 
 from .checks import has_text, head, is_json_lines
-from .time_limit import within
+from .subwords import Folder
+from .templates import ChatTemplate
 
 if TYPE_CHECKING:
-    import tokenizers
-
     from .prepared import PreparedData
 
 
@@ -286,81 +284,42 @@ def _judge_held_out(prepared: PreparedData, found: Findings) -> None:
 SYSTEM, QUESTION, ANSWER, AGAIN, LAST = "You count zebras.", "How many zebras?", "Seventeen zebras.", "And lions?", "Four lions."
 _MARKER = re.compile(r"<\|[^|<>\s]{1,40}\|>|<(?:start|end)_of_turn>")
 
-# transformers' own tag, which marks what the assistant says and prints nothing.
-_GENERATION = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
 
-
-class _Refused(Exception):
-    """The template itself raised."""
-
-
-def judge_template(
-    template: str,
-    inner: tokenizers.Tokenizer,
-    special: dict[str, str],
-    ends: set[int],
-    found: Findings,
-    *,
-    adds_bos: bool,
-    chats: bool,
-) -> None:
-    """Render a conversation and judge it.
+def judge_template(folder: Folder, ends: set[int], found: Findings, *, chats: bool) -> None:
+    """Render a conversation by the chat template of a tokenizer, and judge it.
 
     Args:
-        template: Jinja source.
-        inner: the tokenizer that encodes what it renders.
-        special: texts of bos, eos and pad by name.
+        folder: has a template.
         ends: ids at which generation stops.
         found: the check's findings.
-        adds_bos: whether the tokenizer itself puts BOS before every text.
         chats: whether conversations are trained on, so that the template decides what is learned.
     """
+    from jinja2 import TemplateError
+
+    assert folder.template is not None
+    template = ChatTemplate("model", folder.template, folder, folder.special)
     turns = _turns(QUESTION, ANSWER, AGAIN, LAST)
     try:
         try:
-            text = render(template, [{"role": "system", "content": SYSTEM}, *turns], special)
-        except _Refused:  # some models know no system message
-            text = render(template, turns, special)
-        asked = render(template, turns[:3], special, add_generation_prompt=True)
-        bare = render(template, turns[:3], special)
+            text = template.render([{"role": "system", "content": SYSTEM}, *turns])
+        except TemplateError:  # some models know no system message, and their templates refuse it
+            text = template.render(turns)
+        asked = template.render(turns[:3], ask=True)
+        bare = template.render(turns[:3])
+        whole = template.render(turns)
     except Exception as error:
         what = f"the chat template cannot be rendered: {type(error).__name__}: {error}"
         found.problem(what, "copy the template from the model's own tokenizer_config.json")
         return
     _judge_contents(text, found)
-    _judge_markers(template, inner, found)
-    _judge_end(text, inner, special, ends, found, chats)
-    whole = render(template, turns, special)
+    _judge_markers(folder, found)
+    _judge_end(text, folder, ends, found, chats)
     if not whole.startswith(asked):
         found.warn("a prompt is rendered otherwise than at the beginning of the whole conversation: loss masks would be off")
     elif asked == bare and not whole[len(asked) :].lstrip().startswith(LAST):  # with some, the question's end is the beginning
         found.warn("the chat template ignores add_generation_prompt: add the beginning of the assistant's turn")
-    if adds_bos and "bos" in special and text.startswith(special["bos"]):
+    if folder.text_start and text.startswith(folder.text_start):
         found.warn("the template begins with BOS and the tokenizer adds another: encode its text with add_special_tokens=False")
-
-
-def render(template: str, messages: list[dict[str, str]], special: dict[str, str], *, add_generation_prompt: bool = False) -> str:
-    """Return the conversation as text, as transformers renders it (Jinja, sandboxed). Raises whatever the template raises."""
-    import jinja2
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    def refuse(message: str) -> str:
-        raise _Refused(message)
-
-    def now(form: str) -> str:
-        return datetime.datetime(2026, 1, 1).strftime(form)
-
-    def to_json(value: Any, indent: int | None = None, **options: Any) -> str:
-        return json.dumps(value, ensure_ascii=False, indent=indent)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"], undefined=jinja2.Undefined
-    )
-    environment.filters["tojson"] = to_json
-    environment.globals.update(raise_exception=refuse, strftime_now=now)
-    tokens = {f"{name}_token": text for name, text in special.items()}
-    made = environment.from_string(_GENERATION.sub("", template))
-    return within(lambda: made.render(messages=messages, tools=None, add_generation_prompt=add_generation_prompt, **tokens))
 
 
 def _turns(*contents: str) -> list[dict[str, str]]:
@@ -381,24 +340,22 @@ def _judge_contents(text: str, found: Findings) -> None:
         at = text.index(content)
 
 
-def _judge_markers(template: str, inner: tokenizers.Tokenizer, found: Findings) -> None:
-    for marker in dict.fromkeys(_MARKER.findall(template)):
-        ids = inner.encode(marker, add_special_tokens=False).ids
+def _judge_markers(folder: Folder, found: Findings) -> None:
+    for marker in dict.fromkeys(_MARKER.findall(folder.template or "")):
+        ids = folder.marked.encode(marker, add_special_tokens=False).ids
         if len(ids) != 1:
             what = f"the chat template's {marker} is no token of this tokenizer: it is split into {len(ids)}"
             found.warn(f"{what}; unless the model was trained so, use the template that belongs to it")
             return
 
 
-def _judge_end(
-    text: str, inner: tokenizers.Tokenizer, special: dict[str, str], ends: set[int], found: Findings, chats: bool
-) -> None:
+def _judge_end(text: str, folder: Folder, ends: set[int], found: Findings, chats: bool) -> None:
     """Behind the last answer there must be a token at which generation stops."""
-    eos = inner.token_to_id(special["eos"]) if "eos" in special else None
+    eos = folder.token(folder.special["eos_token"]) if "eos_token" in folder.special else None
     stop = ends if eos is None else ends | {eos}
     if LAST not in text or not stop:
         return
-    after = set(inner.encode(text[text.index(LAST) + len(LAST) :], add_special_tokens=False).ids)
+    after = set(folder.marked.encode(text[text.index(LAST) + len(LAST) :], add_special_tokens=False).ids)
     if after & stop:
         return
     shown = text[text.index(LAST) :][:60]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import unicodedata
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,38 +14,15 @@ from windtunnel.check import Check, CheckFailed, Context, Evidence, Findings, Sa
 from windtunnel.recipe import BPETokenizer, CharacterTokenizer, HuggingFaceModel, find_model
 
 from .checks_conversations import has_conversations, judge_template
+from .subwords import Folder
 
 if TYPE_CHECKING:
-    import tokenizers
-
     from windtunnel.data import PreparedData, Tokenizer
 
 
 # A tokenizer beside a config.json.
 
 FEWEST = 0.5  # a tokenizer that fills less of the model's rows belongs to another model; padding takes a few per cent
-
-
-@dataclass(frozen=True)
-class Folder:
-    """A tokenizer and what its files say.
-
-    Attributes:
-        special: texts of bos, eos, pad by name, where given. ends: ids at which generation stops.
-        template: the chat template, if any.
-    """
-
-    path: Path
-    inner: tokenizers.Tokenizer
-    special: dict[str, str]
-    ends: set[int]
-    settings: dict[str, Any]
-    template: str | None
-
-    def id_of(self, name: str) -> int | None:
-        """Return the id of a special token; None where there is none or it is not in the vocabulary."""
-        found: int | None = self.inner.token_to_id(self.special[name]) if name in self.special else None
-        return found
 
 
 def _is_huggingface(context: Context) -> bool:
@@ -66,45 +42,27 @@ def tokenizer_folder(context: Context, say: Say) -> Evidence:
     if not (base / "tokenizer.json").is_file():
         return Evidence(f"no tokenizer.json in {base}", absent="put the model's tokenizer.json and tokenizer_config.json there")
     say("reading it")
-    folder = _open(base, _json(base / "config.json"))
-    found = Findings()
+    folder, config, found = _open(base), _json(base / "config.json"), Findings()
     size = _judge_ids(folder, rows, found)
-    _judge_special(folder, _json(base / "config.json"), found)
+    # Ids at which generation stops.
+    ends = _ids(config.get("eos_token_id")) | _ids(_json(base / "generation_config.json").get("eos_token_id"))
+    _judge_special(folder, ends, config, found)
     _judge_round_trips(folder, found)
     chats = context.recipe.rl is not None or has_conversations(context)
     if folder.template is not None:
-        judge_template(folder.template, folder.inner, folder.special, folder.ends, found, adds_bos=_adds_bos(folder), chats=chats)
+        judge_template(folder, ends, found, chats=chats)
     elif chats:
         found.warn(f"{base} has no chat template: prompts are plain text; put one into tokenizer_config.json if the model chats")
-    text = f"{size:,} tokens in {rows:,} rows; " + ", ".join(f"{name} {folder.special[name]!r}" for name in folder.special)
-    return found.evidence(text, {"vocabulary": size, "rows": rows, "chat_template": folder.template is not None})
+    special = ", ".join(f"{name.removesuffix('_token')} {text!r}" for name, text in folder.special.items())
+    facts = {"vocabulary": size, "rows": rows, "chat_template": folder.template is not None}
+    return found.evidence(f"{size:,} tokens in {rows:,} rows; {special}", facts)
 
 
-def _open(base: Path, config: dict[str, Any]) -> Folder:
-    import tokenizers
-
+def _open(base: Path) -> Folder:
     file = base / "tokenizer.json"
     if file.read_bytes()[:40].startswith(b"version https://git-lfs"):
         raise CheckFailed(f"{file} is a Git LFS pointer, the tokenizer itself was not fetched", "git lfs pull")
-    try:
-        inner = tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises bare Exception
-        raise CheckFailed(f"{file} cannot be read: {error}", "download the model's tokenizer.json again") from None
-    settings = _json(base / "tokenizer_config.json") | {}
-    special = {}
-    for name in ("bos", "eos", "pad"):
-        value = settings.get(f"{name}_token")
-        text = value.get("content") if isinstance(value, dict) else value
-        if isinstance(text, str):
-            special[name] = text
-    ends = _ids(config.get("eos_token_id")) | _ids(_json(base / "generation_config.json").get("eos_token_id"))
-    template = settings.get("chat_template")
-    if isinstance(template, list):  # several by name
-        template = next((t.get("template") for t in template if t.get("name") == "default"), None)
-    beside = base / "chat_template.jinja"
-    if beside.is_file():
-        template = beside.read_text(encoding="utf-8", errors="replace")
-    return Folder(base, inner, special, ends, settings, template if isinstance(template, str) else None)
+    return Folder.from_folder(base, "model.config")
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -125,7 +83,7 @@ def _ids(value: Any) -> set[int]:
 
 
 def _judge_ids(folder: Folder, rows: int, found: Findings) -> int:
-    vocabulary = folder.inner.get_vocab(with_added_tokens=True)
+    vocabulary = folder.ids
     highest = max(vocabulary.values(), default=-1)
     if highest >= rows:
         text = next(token for token, number in vocabulary.items() if number == highest)
@@ -137,40 +95,34 @@ def _judge_ids(folder: Folder, rows: int, found: Findings) -> int:
     return len(vocabulary)
 
 
-def _judge_special(folder: Folder, config: dict[str, Any], found: Findings) -> None:
+def _judge_special(folder: Folder, ends: set[int], config: dict[str, Any], found: Findings) -> None:
     for name, text in folder.special.items():
-        if folder.id_of(name) is None:
-            found.problem(f"{name}_token {text!r} is not in the vocabulary", "add it to tokenizer.json or name one that is there")
-        elif len(folder.inner.encode(text, add_special_tokens=False).ids) != 1:
-            found.problem(f"{name}_token {text!r} is split into several tokens", "list it in tokenizer.json's added_tokens")
-    if "eos" not in folder.special:
+        if folder.token(text) is None:
+            found.problem(f"{name} {text!r} is not in the vocabulary", "add it to tokenizer.json or name one that is there")
+        elif len(folder.marked.encode(text, add_special_tokens=False).ids) != 1:
+            found.problem(f"{name} {text!r} is split into several tokens", "list it in tokenizer.json's added_tokens")
+    bos, eos, pad = (folder.special.get(name) for name in ("bos_token", "eos_token", "pad_token"))
+    if eos is None:
         found.problem("tokenizer_config.json names no eos_token: answers would never end", "name the token that ends an answer")
-    eos = folder.id_of("eos")
-    if folder.ends and eos is not None and eos not in folder.ends:
-        what = f"eos_token {folder.special['eos']!r} has id {eos}, config.json's eos_token_id is {sorted(folder.ends)}"
+    elif ends and (number := folder.token(eos)) is not None and number not in ends:
+        what = f"eos_token {eos!r} has id {number}, config.json's eos_token_id is {sorted(ends)}"
         found.problem(what, "make them one: generation would not stop where training ends", shows="end")
-    bos = _ids(config.get("bos_token_id"))
-    if bos and folder.id_of("bos") is not None and folder.id_of("bos") not in bos:
-        found.warn(f"bos_token has id {folder.id_of('bos')}, config.json's bos_token_id is {sorted(bos)}: make them one")
-    if "pad" in folder.special and folder.special["pad"] == folder.special.get("eos"):
+    expected, number = _ids(config.get("bos_token_id")), None if bos is None else folder.token(bos)
+    if expected and number is not None and number not in expected:
+        found.warn(f"bos_token has id {number}, config.json's bos_token_id is {sorted(expected)}: make them one")
+    if pad is not None and pad == eos:
         found.warn("pad_token is eos_token: where padding is masked the end is not learned; use a token of its own")
 
 
 def _judge_round_trips(folder: Folder, found: Findings) -> None:
     changed = []
     for text in ODD_TEXTS:
-        ids = folder.inner.encode(text, add_special_tokens=False).ids
-        again = folder.inner.decode(ids, skip_special_tokens=False)
+        ids = folder.marked.encode(text, add_special_tokens=False).ids
+        again = folder.marked.decode(ids, skip_special_tokens=False)
         if unicodedata.normalize("NFC", again.strip()) != unicodedata.normalize("NFC", text.strip()):
             changed.append(f"{text[:20]!r} as {again[:20]!r}")
     if changed:
         found.warn(f"texts that do not come back as they were: {'; '.join(changed[:3])}; such text is lost to the model")
-
-
-def _adds_bos(folder: Folder) -> bool:
-    """Return whether encoding a text puts BOS before it."""
-    ids = folder.inner.encode("a", add_special_tokens=True).ids
-    return bool(ids) and ids[0] == folder.id_of("bos")
 
 
 # A GPT's own tokenizer.

@@ -40,7 +40,6 @@ class Subwords(Tokenizer):
         inner.encode_special_tokens = True
         self._inner = inner
         self.content = inner.to_str()
-        self._marked: tokenizers.Tokenizer | None = None
         self._read = 0
         super().__init__(pieces)
 
@@ -60,7 +59,7 @@ class Subwords(Tokenizer):
 
     def encode_marked(self, texts: Sequence[str]) -> list[tokenizers.Encoding]:
         """Encode texts in which special tokens count as such, as chat templates write them; nothing is added."""
-        return list(self._with_marks().encode_batch(list(texts), add_special_tokens=False))
+        return list(self.marked.encode_batch(list(texts), add_special_tokens=False))
 
     def marked_ids(self, texts: Sequence[str]) -> list[bytes]:
         """Return the ids of `encode_marked`, a uint32 each, sooner."""
@@ -68,16 +67,17 @@ class Subwords(Tokenizer):
         fast = self._fast if self._read > _LONG_ENOUGH else None
         found = [fast.encode(text) if fast is not None else None for text in texts]
         left = [text for text, ids in zip(texts, found, strict=True) if ids is None]
-        others = iter(self._with_marks().encode_batch_fast(left, add_special_tokens=False) if left else [])
+        others = iter(self.marked.encode_batch_fast(left, add_special_tokens=False) if left else [])
         return [np.array(next(others).ids, dtype=np.uint32).tobytes() if ids is None else ids for ids in found]
 
-    def _with_marks(self) -> tokenizers.Tokenizer:
-        if self._marked is None:
-            import tokenizers
+    @cached_property
+    def marked(self) -> tokenizers.Tokenizer:
+        """The library's tokenizer, to which text that spells out a special token is that token."""
+        import tokenizers
 
-            self._marked = tokenizers.Tokenizer.from_str(self.content)
-            self._marked.encode_special_tokens = False
-        return self._marked
+        made = tokenizers.Tokenizer.from_str(self.content)
+        made.encode_special_tokens = False
+        return made
 
     @cached_property
     def _fast(self) -> FastBPE | None:
