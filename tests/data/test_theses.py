@@ -9,13 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pyarrow import parquet
 from thesis_files import RIGHT, TODAY, recipe_of, spread, write_lines
 
 from windtunnel.data import PreparedData, export_theses, prepare
-from windtunnel.data.theses import Rejected, Thesis, check_thesis, line_of
+from windtunnel.data.theses import Rejected, check_thesis
 from windtunnel.data.theses_make import generated_records, indicators_of, labels_of, simulate
 from windtunnel.recipe import ACTIONS, GeneratedTheses, ThesisCorpus, UserError
 
@@ -262,9 +260,3 @@ def test_generated_theses_differ_and_come_again_from_their_seed(generated: Prepa
     one, same, other = (list(generated_records(made, simulate(made, seed))) for seed in (1, 1, 2))
     assert one == same
     assert one != other
-
-
-@given(st.dictionaries(st.text(max_size=5), st.text(max_size=9), max_size=3), st.text(max_size=30), st.text(max_size=9))
-def test_a_line_is_what_json_writes(indicators: dict[str, str], reasoning: str, support: str) -> None:
-    thesis = Thesis("0f", "ABC", TODAY, reasoning, support, "BUY", indicators, 'a"b.xml:3', "Why?\n", "Ticker: ABC")
-    assert line_of(thesis) == json.dumps(thesis.to_record(), ensure_ascii=False) + "\n"

@@ -30,7 +30,6 @@ _DATE = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 _TAG = re.compile(r"</?(?:reasoning|support|action)>", re.IGNORECASE)
 # Line ends and tabs may stand in a text; other controls are a sign of damage, and half of a surrogate pair is no character.
 _DAMAGE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
-_quoted = json.encoder.encode_basestring
 _ANSWER = re.compile(
     r"\s*<reasoning>(?P<reasoning>.*?)</reasoning>\s*<support>(?P<support>.*?)</support>\s*<action>(?P<action>.*?)</action>\s*",
     re.DOTALL,
@@ -92,17 +91,6 @@ class Thesis:
             "output": self.output,
             "source_file": self.source,
         }
-
-
-def line_of(thesis: Thesis) -> str:
-    """Return `to_record` as a line of JSON, as `json.dumps` writes it, sooner."""
-    told = ", ".join([f"{_quoted(name)}: {_quoted(value)}" for name, value in thesis.indicators.items()])
-    return (
-        f'{{"uid": "{thesis.uid}", "ticker": "{thesis.ticker}", "as_of_date": "{thesis.as_of}", '
-        f'"reasoning": {_quoted(thesis.reasoning)}, "support": {_quoted(thesis.support)}, "action": "{thesis.action}", '
-        f'"indicators": {{{told}}}, "instruction": {_quoted(thesis.instruction)}, "input": {_quoted(thesis.input)}, '
-        f'"output": {_quoted(thesis.output)}, "source_file": {_quoted(thesis.source)}}}\n'
-    )
 
 
 def thesis_of(record: Record) -> Thesis:

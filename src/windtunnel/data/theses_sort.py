@@ -20,7 +20,7 @@ from windtunnel.recipe import ACTIONS, Periods
 
 from .children import in_processes
 from .near_copies import MARK, mark
-from .theses import REJECTS, SPLITS, Record, Rejected, Thesis, check_thesis, line_of
+from .theses import REJECTS, SPLITS, Record, Rejected, Thesis, check_thesis
 from .theses_read import Part
 from .windows import Array
 
@@ -113,7 +113,7 @@ class Checker:
                     made.future = min(made.future or error.day, error.day)
                 made.refused.append(Refusal.of(place, source, record, error))
                 continue
-            made.lines.append(line_of(thesis).encode())
+            made.lines.append((json.dumps(thesis.to_record(), ensure_ascii=False) + "\n").encode())
             texts.append(text_of(thesis.reasoning, thesis.support))
             made.tickers.add(thesis.ticker)
             rows.append((place, SPLITS.index(split), *_row(thesis)))
