@@ -9,7 +9,7 @@ from typing import Any
 
 import xxhash
 
-from windtunnel.recipe import ConversationCorpus, Exercises, KernelTasks, UserError, parse_json
+from windtunnel.recipe import ConversationCorpus, UserError, parse_json
 
 from .arithmetic import questions
 from .corpus import CorpusFile
@@ -87,14 +87,12 @@ class ConversationReader:
             UserError: a file cannot be read, or a record is no conversation of the format (names file and line).
         """
         self.format, self.dropped = self.corpus.format, []
-        if self.corpus.kernels is not None:
-            yield from self._kernels(self.corpus.kernels)
-            return
-        if self.corpus.exercises is not None:
-            yield from self._exercises(self.corpus.exercises)
-            return
-        if not self.corpus.files:
-            yield from self._generated()
+        if self.corpus.kernels is not None or self.corpus.exercises is not None or not self.corpus.files:
+            self.format = "generated"
+            system = [] if self.corpus.system is None else [{"role": "system", "content": self.corpus.system}]
+            for where, asked, answer, side in self._generated():
+                said = [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
+                yield Conversation(where, [*system, *said], side=side)
             return
         for file in files:
             for number, record in records(file.path, form_of(file.path, "records")):
@@ -109,39 +107,32 @@ class ConversationReader:
                         raise UserError(f"{where}: {error}", fix) from None
                     self.dropped.append(f"{where}: {error}")
 
-    def _generated(self) -> Iterator[Conversation]:
-        """Different sums, asked and answered, the same ones for the same seed; fewer than asked for where there are no more."""
+    def _generated(self) -> Iterator[tuple[str, str, str, int | None]]:
+        """Yield (where, question, right answer, side of the split) of what is generated."""
+        if self.corpus.kernels is not None:
+            self.tasks = TaskReader(self.corpus.kernels, self.seed)
+            yield from ((task.where, task.prompt, task.answer or "", task.side) for task in self.tasks.read())
+        elif self.corpus.exercises is not None:
+            # On the same side of the split as where they are only asked, in reinforcement learning.
+            for number, one in enumerate(draw_exercises(self.corpus.exercises, self.seed), 1):
+                yield f"exercise {number:,}", one.prompt, one.written, one.side
+        else:
+            yield from self._sums()
+
+    def _sums(self) -> Iterator[tuple[str, str, str, None]]:
+        """Different sums, the same ones for the same seed; fewer than asked for where there are no more."""
         assert self.corpus.arithmetic is not None
-        self.format = "generated"
         wanted = self.corpus.arithmetic.documents
         draws = self.corpus.arithmetic.model_copy(update={"documents": DRAWS * wanted})
-        system = [] if self.corpus.system is None else [{"role": "system", "content": self.corpus.system}]
         seen: set[str] = set()
         for asked, problem in questions(draws, self.seed):
             if problem.prompt in seen:
                 continue
             seen.add(problem.prompt)
-            said = [{"role": "user", "content": asked}, {"role": "assistant", "content": problem.answer}]
-            yield Conversation(f"sum {len(seen):,}", [*system, *said])
+            yield f"sum {len(seen):,}", asked, problem.answer, None
             if len(seen) == wanted:
                 return
         self.dropped.append(f"data.corpus.arithmetic: {DRAWS * wanted:,} draws gave {len(seen):,} different sums, not {wanted:,}")
-
-    def _kernels(self, asked: KernelTasks) -> Iterator[Conversation]:
-        """Tasks to write kernels for, each with its kernel."""
-        self.format, self.tasks = "generated", TaskReader(asked, self.seed)
-        system = [] if self.corpus.system is None else [{"role": "system", "content": self.corpus.system}]
-        for task in self.tasks.read():
-            said = [{"role": "user", "content": task.prompt}, {"role": "assistant", "content": task.answer or ""}]
-            yield Conversation(task.where, [*system, *said], side=task.side)
-
-    def _exercises(self, asked: Exercises) -> Iterator[Conversation]:
-        """Exercises with their right answers, on the same side of the split as where they are only asked."""
-        self.format = "generated"
-        system = [] if self.corpus.system is None else [{"role": "system", "content": self.corpus.system}]
-        for number, one in enumerate(draw_exercises(asked, self.seed), 1):
-            said = [{"role": "user", "content": one.prompt}, {"role": "assistant", "content": one.written}]
-            yield Conversation(f"exercise {number:,}", [*system, *said], side=one.side)
 
     def conversation(self, where: str, record: Record) -> Conversation:
         """Return the conversation that a record of the format holds. Raises Malformed."""

@@ -6,7 +6,8 @@ import json
 import mmap
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -31,12 +32,12 @@ from .exercises import draw_exercises
 from .formats import form_of, half_character, records
 from .kernels_files import TaskReader
 from .packing import ConversationFile, pack_ids
-from .samples import SampleWriter, Stored, batches, conversation_tokenizer
+from .samples import STORED, batches, conversation_tokenizer
 from .survey import Survey, split_by_key
 from .templates import ChatTemplate, choose_template
 from .tokenizer import Characters, Tokenizer
 from .tokens import SequenceOrder, file_checksum
-from .write import NAMES, Progress, Split, Written
+from .write import NAMES, Progress, SplitWriter, Written
 
 PROMPT_KEYS = ("prompt", "messages", "question", "problem")
 ANSWER_KEYS = ("answer", "truth", "ground_truth", "solution", "target")
@@ -167,10 +168,10 @@ def write_prompts(
     tokenizer = _tokenizer(recipe, corpus, lambda: _read(corpus, files, recipe.seed, plain_sums), found, report)
     template = choose_template(corpus.template, tokenizer, fallback="plain")
     tokenizer.save(folder / "tokenizer.json")
-    written, lines = SampleWriter(folder), [open(folder / f"{name}.jsonl", "w", encoding="utf-8") for name in NAMES]  # noqa: SIM115
-    overlong = 0
-    try:
-        done = 0
+    overlong = done = 0
+    with ExitStack() as stack:
+        written = stack.enter_context(SplitWriter(folder, STORED))
+        lines = [stack.enter_context(open(folder / f"{name}.jsonl", "w", encoding="utf-8")) for name in NAMES]
         for batch in batches(_read(corpus, files, recipe.seed, plain_sums), _AT_ONCE):
             for read, ids in zip(batch, _encode(template, corpus, batch), strict=True):
                 if corpus.prompt_tokens is not None and len(ids) > corpus.prompt_tokens:
@@ -178,18 +179,12 @@ def write_prompts(
                     continue
                 held_out = read.key < found.threshold
                 line = json.dumps({"prompt": read.prompt, "answer": read.answer, "data": read.data}, ensure_ascii=True)
-                written.add(NAMES[held_out], Stored(pack_ids(ids, np.zeros(len(ids), dtype=bool)), 1, len(line), 0))
+                written.add(NAMES[held_out], pack_ids(ids, np.zeros(len(ids), dtype=bool)), 1, len(line))
                 lines[held_out].write(line + "\n")
             done += len(batch)
             report(0.3 + 0.69 * done / found.documents, f"tokenizing: {done:,} prompts")
         splits = written.close()
-    finally:
-        written.abandon()
-        for file in lines:
-            file.close()
-    checked = {
-        name: Split(**{**vars(split), "records": file_checksum(folder / f"{name}.jsonl")}) for name, split in splits.items()
-    }
+    checked = {name: replace(split, records=file_checksum(folder / f"{name}.jsonl")) for name, split in splits.items()}
     notes = [f"chat template: {template.name}", *found.notes, *(tasks.notes() if tasks is not None else ())]
     if overlong:
         notes.append(f"{overlong:,} prompts are longer than data.corpus.prompt_tokens={corpus.prompt_tokens} and were left out")
@@ -285,9 +280,7 @@ def _sums(corpus: ArithmeticCorpus, seed: int, plain: bool) -> Iterator[_Read]:
 def _survey(recipe: Recipe, corpus: PromptCorpus, all_read: Iterator[_Read]) -> Survey:
     found = Survey()
     for read in all_read:
-        found.documents += 1
-        found.bytes += len(json.dumps(read.prompt))
-        found.lowest_key, found.highest_key = min(found.lowest_key, read.key), max(found.highest_key, read.key)
+        found.count(1, len(json.dumps(read.prompt)), key := read.key, key)
     if not found.documents:
         raise UserError("data.corpus: no prompt in its files", "give files with prompts in them")
     return split_by_key(found, recipe.data.validation, exactly=(corpus.kernels or corpus.exercises) is not None)

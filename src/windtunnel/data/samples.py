@@ -24,8 +24,7 @@ from .subwords import Subwords
 from .survey import Survey, split_by_key
 from .templates import ChatTemplate, choose_template
 from .tokenizer import Tokenizer
-from .tokens import TokenWriter
-from .write import NAMES, Progress, Split, Written, folder_tokenizer, ordered_map, sampled_share
+from .write import NAMES, Progress, Split, SplitWriter, Written, folder_tokenizer, ordered_map, sampled_share
 
 if TYPE_CHECKING:
     from .prepared import PreparedData
@@ -71,40 +70,6 @@ def store(template: ChatTemplate, loss: str, conversations: Sequence[Conversatio
     return Stored(tokens, len(begins), size, len(conversations) - len(begins))
 
 
-class SampleWriter:
-    """Writes samples into the token files of the splits, and counts them."""
-
-    def __init__(self, folder: Path, names: Sequence[str] = NAMES) -> None:
-        self._writers = {name: TokenWriter(folder / f"{name}.bin", STORED) for name in names}
-        self._documents, self._bytes = Counter[str](), Counter[str]()
-
-    def add(self, split: str, samples: Stored) -> None:
-        """Append samples."""
-        self._writers[split].append(samples.tokens)
-        self._documents[split] += samples.count
-        self._bytes[split] += samples.bytes
-
-    @property
-    def tokens(self) -> int:
-        """Return how many tokens have been written so far."""
-        return sum(writer.count for writer in self._writers.values())
-
-    def close(self) -> dict[str, Split]:
-        """Flush the files. Raises UserError if one of them is empty."""
-        splits = {}
-        for name, writer in self._writers.items():
-            if not self._documents[name]:
-                raise UserError(f"data.corpus: the {name} split is empty", "raise data.validation, or add records")
-            writer.close()
-            splits[name] = Split(writer.count, self._documents[name], self._bytes[name], str(STORED), writer.checksum)
-        return splits
-
-    def abandon(self) -> None:
-        """Close without caring whether the rest can be written."""
-        for writer in self._writers.values():
-            writer.abandon()
-
-
 def write_conversations(
     recipe: Recipe,
     corpus: ConversationCorpus,
@@ -136,31 +101,15 @@ def write_conversations(
     tokenizer.save(folder / "tokenizer.json")
     check_space(found.bytes * STORED.itemsize)  # a token stands for at least one byte, but for a few markers
     parted = ((NAMES[conversation.key < found.threshold], conversation) for conversation in reader.read(files))
-    splits, left_out = write_samples(template, corpus.loss, parted, found.documents, SampleWriter(folder), report)
+    splits, left_out = _write(template, corpus.loss, parted, found.documents, folder, report)
     notes = [*reader.notes(), f"chat template: {template.described}; loss on {corpus.loss}", *found.notes]
     return Written(tokenizer, splits, Counter(), notes + left_out, reader.tasks.facts() if reader.tasks is not None else {})
 
 
-def write_samples(
-    template: ChatTemplate,
-    loss: str,
-    parted: Iterator[tuple[str, Conversation]],
-    expected: int,
-    written: SampleWriter,
-    report: Progress,
+def _write(
+    template: ChatTemplate, loss: str, parted: Iterator[tuple[str, Conversation]], expected: int, folder: Path, report: Progress
 ) -> tuple[dict[str, Split], list[str]]:
-    """Render and encode conversations, and write each into its split.
-
-    Args:
-        template: renders them.
-        loss: what is learned: answers, last or all.
-        parted: (split, conversation).
-        expected: how many come, for `report`.
-        written: closed here.
-        report: told the share done, and what is being done.
-
-    Returns:
-        The splits by name, and notes on what was left out.
+    """Render and encode conversations, each with its split, and write them; return the splits, and notes on what was left out.
 
     Raises:
         UserError: the template refuses a conversation, or a split is empty.
@@ -173,10 +122,10 @@ def write_samples(
             by_split.setdefault(split, []).append(conversation)
         return [(split, store(template, loss, talks)) for split, talks in by_split.items()]
 
-    try:
+    with SplitWriter(folder, STORED) as written:
         for encoded in ordered_map(encode, batches(parted, _AT_ONCE)):
             for split, samples in encoded:
-                written.add(split, samples)
+                written.add(split, samples.tokens, samples.count, samples.bytes)
                 untaught += samples.untaught
                 done += samples.count + samples.untaught
             report(0.3 + 0.69 * min(1.0, done / expected), f"tokenizing: {written.tokens / 1e6:,.1f} M tokens")
@@ -187,8 +136,6 @@ def write_samples(
                 "look at the template's {% generation %} blocks and at the records, or --set data.corpus.template=chatml",
             )
         splits = written.close()
-    finally:
-        written.abandon()
     return splits, [f"{untaught:,} conversations have nothing to learn and were left out"] if untaught else []
 
 
@@ -240,10 +187,7 @@ def read_conversations(recipe: Recipe) -> Iterator[Conversation]:
 def _survey(recipe: Recipe, reader: ConversationReader, files: Sequence[CorpusFile], report: Progress) -> Survey:
     found, total = Survey(), sum(file.size for file in files)
     for conversation in reader.read(files):
-        key = conversation.key
-        found.documents += 1
-        found.bytes += _size(conversation)
-        found.lowest_key, found.highest_key = min(found.lowest_key, key), max(found.highest_key, key)
+        found.count(1, _size(conversation), key := conversation.key, key)
         if found.documents % 1000 == 0:
             report(0.2 * min(1.0, found.bytes / max(1, total)) if total else 0.0, "reading the corpus")
     if not found.documents:

@@ -56,12 +56,15 @@ class Survey:
         assert self.characters is not None
         return "".join(map(chr, np.flatnonzero(self.characters)))
 
+    def count(self, documents: int, size: int, lowest: int, highest: int) -> None:
+        """Count documents of so many bytes in all, and their lowest and highest key."""
+        self.documents += documents
+        self.bytes += size
+        self.lowest_key, self.highest_key = min(self.lowest_key, lowest), max(self.highest_key, highest)
+
     def add(self, batch: DocumentBatch) -> None:
         """Count a batch of documents."""
-        self.documents += len(batch)
-        self.bytes += len(batch.text)
-        self.lowest_key = min(self.lowest_key, int(batch.keys.min()))
-        self.highest_key = max(self.highest_key, int(batch.keys.max()))
+        self.count(len(batch), len(batch.text), int(batch.keys.min()), int(batch.keys.max()))
         self.marked = self.marked or (bool(self.mark) and self.mark.encode() in batch.text.tobytes())
         if self.characters is not None and len(batch.text):
             if int(batch.text.max()) < 128:

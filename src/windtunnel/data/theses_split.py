@@ -21,7 +21,7 @@ from .conversations import Conversation, from_alpaca
 from .corpus import CorpusFile
 from .formats import line_parts, line_records
 from .near_copies import MARK, Marks, NearCopies
-from .samples import STORED, SampleWriter, Stored, batches, conversation_tokenizer, store
+from .samples import STORED, Stored, batches, conversation_tokenizer, store
 from .templates import ChatTemplate, choose_template
 from .theses import PRICES, REJECTS, SPLITS, today
 from .theses_make import generated_records, simulate, write_prices
@@ -30,7 +30,7 @@ from .theses_sort import MARKS, Checker, Sorted, sort_out, text_of
 from .theses_xml import Undividable
 from .tokenizer import load_tokenizer
 from .tokens import file_checksum
-from .write import Progress, Split, Written
+from .write import Progress, Split, SplitWriter, Written
 
 _NAMED = 3
 MOST_HELD = 200_000  # held-out theses of a split that are looked at for near copies
@@ -211,20 +211,17 @@ class Encoder:
 
 def _tokenized(encoder: Encoder, expected: int, folder: Path, report: Progress) -> dict[str, Split]:
     """Write the samples of each split, and return what was written."""
-    written, done = SampleWriter(folder, SPLITS), 0
+    done = 0
     files = {name: folder / f"{name}.jsonl" for name in SPLITS}
     lines = (Lines(file, *part) for file in files.values() for part in line_parts(str(file)))
     processes = processes_for(sum(file.stat().st_size for file in files.values()))
-    try:
-        with closing(in_processes(encoder, lines, processes)) as encoded:
-            for part, samples in encoded:
-                assert not samples.untaught, "every thesis has an answer"
-                written.add(part.file.stem, samples)
-                done += samples.count
-                report(0.3 + 0.69 * min(1.0, done / expected), f"tokenizing: {written.tokens / 1e6:,.1f} M tokens")
+    with SplitWriter(folder, STORED, SPLITS) as written, closing(in_processes(encoder, lines, processes)) as encoded:
+        for part, samples in encoded:
+            assert not samples.untaught, "every thesis has an answer"
+            written.add(part.file.stem, samples.tokens, samples.count, samples.bytes)
+            done += samples.count
+            report(0.3 + 0.69 * min(1.0, done / expected), f"tokenizing: {written.tokens / 1e6:,.1f} M tokens")
         splits = written.close()
-    finally:
-        written.abandon()
     return {name: replace(split, records=file_checksum(files[name])) for name, split in splits.items()}
 
 

@@ -125,27 +125,57 @@ def _as_it_is(batch: DocumentBatch) -> DocumentBatch:
     return batch
 
 
-def _write(tokenizer: Tokenizer, found: Survey, batches: Iterable[MakeBatch], folder: Path, report: Progress) -> Written:
-    writers = [TokenWriter(folder / f"{name}.bin", tokenizer.dtype) for name in NAMES]
-    documents, sizes, skipped = [0, 0], [0, 0], Counter[str]()
-    try:
-        for part in ordered_map(lambda make: _tokenize(tokenizer, found.threshold, make()), batches):
-            for i, writer in enumerate(writers):
-                writer.append(part.ids[i])
-                documents[i] += part.documents[i]
-                sizes[i] += part.bytes[i]
-            skipped.update(part.skipped)
-            share = min(1.0, sum(sizes) / max(1, found.bytes))
-            report(0.3 + 0.69 * share, f"tokenizing: {sum(w.count for w in writers) / 1e6:,.1f} M tokens")
-        for writer in writers:
-            writer.close()
-    finally:
-        for writer in writers:
+class SplitWriter:
+    """Writes the token files of the splits, and counts what is in them; as a context manager it closes them whatever happens."""
+
+    def __init__(self, folder: Path, dtype: np.dtype[Any], names: Sequence[str] = NAMES) -> None:
+        self._writers = {name: TokenWriter(folder / f"{name}.bin", dtype) for name in names}
+        self._documents, self._bytes = Counter[str](), Counter[str]()
+
+    def __enter__(self) -> SplitWriter:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for writer in self._writers.values():
             writer.abandon()
-    splits = {
-        name: Split(w.count, documents[i], sizes[i], str(w.dtype), w.checksum)
-        for i, (name, w) in enumerate(zip(NAMES, writers, strict=True))
-    }
+
+    def add(self, split: str, tokens: Array, documents: int, size: int) -> None:
+        """Append the tokens of some documents, which have so many bytes of text."""
+        self._writers[split].append(tokens)
+        self._documents[split] += documents
+        self._bytes[split] += size
+
+    @property
+    def tokens(self) -> int:
+        """Return how many tokens have been written so far."""
+        return sum(writer.count for writer in self._writers.values())
+
+    @property
+    def bytes(self) -> int:
+        """Return how many bytes of text they stand for."""
+        return self._bytes.total()
+
+    def close(self) -> dict[str, Split]:
+        """Flush the files. Raises UserError if one of them is empty."""
+        splits = {}
+        for name, writer in self._writers.items():
+            if not self._documents[name]:
+                raise UserError(f"data.corpus: the {name} split is empty", "raise data.validation, or add records")
+            writer.close()
+            splits[name] = Split(writer.count, self._documents[name], self._bytes[name], str(writer.dtype), writer.checksum)
+        return splits
+
+
+def _write(tokenizer: Tokenizer, found: Survey, batches: Iterable[MakeBatch], folder: Path, report: Progress) -> Written:
+    skipped = Counter[str]()
+    with SplitWriter(folder, tokenizer.dtype) as written:
+        for part in ordered_map(lambda make: _tokenize(tokenizer, found.threshold, make()), batches):
+            for i, name in enumerate(NAMES):
+                written.add(name, part.ids[i], part.documents[i], part.bytes[i])
+            skipped.update(part.skipped)
+            share = min(1.0, written.bytes / max(1, found.bytes))
+            report(0.3 + 0.69 * share, f"tokenizing: {written.tokens / 1e6:,.1f} M tokens")
+        splits = written.close()
     for name, split in splits.items():
         if split.tokens < 2:
             raise UserError(
