@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from windtunnel.check import Check, CheckFailed, Context, Evidence, Findings, Say
 from windtunnel.recipe import ArithmeticCorpus, Recipe, StdlibCorpus, TextCorpus, UserCorpus, UserError
 
 from .checks_text import SAMPLE_BYTES, profile
+from .corpus import CorpusFile, corpus_files
+from .formats import form_of, records
 from .not_text import what_else
-
-if TYPE_CHECKING:
-    from windtunnel.data import CorpusFile, PreparedData
-
+from .prepared import PreparedData, prepare
+from .survey import sample_documents
+from .write import NOISY_TOKENS, Progress
 
 # Files, by their first bytes.
 
@@ -29,6 +30,21 @@ ERROR_BYTES = 2048  # longer texts that begin like that are texts
 def has_text(context: Context) -> bool:
     """Return whether the corpus is the user's own text."""
     return isinstance(context.recipe.data.corpus, TextCorpus)
+
+
+def has_tokens(context: Context) -> bool:
+    """Return whether a GPT is trained on text, by a tokenizer of its own."""
+    return context.has_text and context.is_gpt
+
+
+def as_progress(say: Say) -> Progress:
+    """Return what tells a check's listener how far preparing has come."""
+    return lambda share, what: say(f"{what} ({share:.0%})")
+
+
+def whole_or_scaled(context: Context) -> PreparedData:
+    """Return all of the user's text where the check of the data read it whole, else the scale model's."""
+    return prepare(context.recipe) if context.facts["data"].get("whole") else context.prepared
 
 
 def head(file: CorpusFile) -> bytes:
@@ -52,9 +68,6 @@ def is_json_lines(path: str, beginning: bytes) -> bool:
 
 def files(context: Context, say: Say) -> Evidence:
     """Look at the first bytes of each file."""
-    from .corpus import corpus_files
-    from .formats import form_of, records
-
     corpus = context.recipe.data.corpus
     assert isinstance(corpus, TextCorpus)
     found, listed = Findings(), corpus_files(corpus)
@@ -124,8 +137,6 @@ WHOLE_BYTES = 200_000_000  # the user's own text up to this size is tokenized wh
 
 def data(context: Context, say: Say) -> Evidence:
     """Read the documents; for a GPT tokenize them and look at every token."""
-    from .survey import sample_documents
-
     if not context.has_data:
         if context.is_gpt:
             raise CheckFailed("data.corpus.kind is counted: there is no text to train on", "give text files")
@@ -173,12 +184,10 @@ def _by_line(context: Context) -> Recipe:
 
 def _whole(context: Context, say: Say) -> PreparedData | None:
     """Return all of the user's own text prepared, or None where that takes too long or it is generated."""
-    from windtunnel.data import corpus_files, prepare
-
     corpus = context.recipe.data.corpus
     if not isinstance(corpus, TextCorpus | UserCorpus) or sum(file.size for file in corpus_files(corpus)) > WHOLE_BYTES:
         return None
-    return prepare(context.recipe, progress=lambda share, what: say(f"{what} ({share:.0%})"))
+    return prepare(context.recipe, progress=as_progress(say))
 
 
 def _size(prepared: PreparedData) -> dict[str, Any]:
@@ -210,14 +219,8 @@ USELESS_TOKENS = 1_000  # the standard error of a mean over n tokens is about 1 
 LOPSIDED = 5.0
 
 
-def _tokenized(context: Context) -> bool:
-    return context.has_text and context.is_gpt
-
-
 def amount(context: Context, say: Say) -> Evidence:
     """Compare the tokens of both splits with what a sequence, a step and the run take."""
-    from .write import NOISY_TOKENS
-
     found = Findings()
     train, held_out, how = _tokens(context)
     sequence, share = context.recipe.gpt.sequence, context.recipe.data.validation
@@ -258,8 +261,6 @@ def _tokens(context: Context) -> tuple[int, int, str]:
     facts, recipe = context.facts["data"], context.recipe
     if whole := facts.get("whole"):
         return whole["train_tokens"], whole["validation_tokens"], "counted"
-    from .corpus import corpus_files
-
     seen, per_token = facts["profile"], facts["scale"]["bytes_per_token"]
     corpus = recipe.data.corpus
     if isinstance(corpus, ArithmeticCorpus):
@@ -284,6 +285,6 @@ CHECKS = (
     ),
     Check(
         "data-amount", "there are tokens enough for a step, and held-out ones for a validation loss", "give more text", amount,
-        shows="first validation", needs=("recipe", "rig", "data"), applies=_tokenized, apart=False,
+        shows="first validation", needs=("recipe", "rig", "data"), applies=has_tokens, apart=False,
     ),
 )  # fmt: skip

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from windtunnel.check import Check, CheckFailed, Context, Evidence, Findings, Say
 from windtunnel.recipe import Conversational, MixtureCorpus, TextCorpus, ThesisCorpus
 
-from .checks import has_text, head, is_json_lines
+from .checks import WHOLE_BYTES, as_progress, head, is_json_lines
+from .corpus import corpus_files, listed_files
+from .formats import records as lines_of
+from .prepared import PreparedData, prepare
+from .samples import conversation_files, describe_endless, describe_packing
 from .subwords import Folder
 from .templates import ChatTemplate
-
-if TYPE_CHECKING:
-    from .prepared import PreparedData
-
 
 # Records: one schema, inputs that differ, answers that are not all the same.
 
@@ -45,18 +44,14 @@ class Record:
 
 def has_records(context: Context) -> bool:
     """Return whether the corpus has files of JSON lines."""
-    from windtunnel.data import corpus_files
-
     corpus = context.recipe.data.corpus
-    if not isinstance(corpus, TextCorpus) or not has_text(context):
+    if not isinstance(corpus, TextCorpus):
         return False
     return any(is_json_lines(file.path, head(file)) for file in corpus_files(corpus)[:100])
 
 
 def has_conversations(context: Context) -> bool:
     """Return whether the corpus has conversations that the tokenizer's own template writes, or text whose first record is one."""
-    from windtunnel.data import corpus_files
-
     corpus = context.recipe.data.corpus
     if isinstance(corpus, Conversational):
         return corpus.template in ("auto", "model")
@@ -128,8 +123,6 @@ def _judge_answers(rows: list[Record], answers: Counter[str], inputs: Counter[st
 
 
 def _read(context: Context) -> Iterator[Record]:
-    from windtunnel.data import corpus_files
-
     corpus = context.recipe.data.corpus
     assert isinstance(corpus, TextCorpus)
     rl = context.recipe.rl is not None
@@ -137,29 +130,14 @@ def _read(context: Context) -> Iterator[Record]:
     for file in corpus_files(corpus):
         if not is_json_lines(file.path, head(file)):
             continue
-        with open(file.path, encoding="utf-8-sig", errors="strict") as lines:
-            for number, line in enumerate(lines, 1):
-                if not line.strip():
-                    continue
-                where = f"{file.path}:{number}"
-                data = _object(where, line)
-                if keys is None:
-                    keys = set(data)
-                elif not (keys <= set(data) or set(data) <= keys):
-                    odd = sorted(set(data) ^ keys)
-                    raise CheckFailed(f"{where}: other keys than the lines before: {', '.join(odd[:4])}", "write all lines alike")
-                yield _record(where, data, rl)
-
-
-def _object(where: str, line: str) -> dict[str, Any]:
-    try:
-        data = json.loads(line)
-    except ValueError as error:
-        shown = line.strip()[:60]
-        raise CheckFailed(f"{where}: not JSON: {error} ({shown!r})", "write one JSON object a line") from None
-    if not isinstance(data, dict):
-        raise CheckFailed(f"{where}: expected an object, found a {type(data).__name__}", _EXPECTED)
-    return data
+        for number, data in lines_of(file.path, "jsonl"):
+            where = f"{file.path}:{number}"
+            if keys is None:
+                keys = set(data)
+            elif not (keys <= set(data) or set(data) <= keys):
+                odd = sorted(set(data) ^ keys)
+                raise CheckFailed(f"{where}: other keys than the lines before: {', '.join(odd[:4])}", "write all lines alike")
+            yield _record(where, data, rl)
 
 
 def _record(where: str, data: dict[str, Any], rl: bool) -> Record:
@@ -208,7 +186,6 @@ def _conversation(where: str, messages: Any, rl: bool) -> Record:
 
 # Conversations as training will see them: how long, what is learned, and whether held-out questions are trained on.
 
-WHOLE_BYTES = 200_000_000
 LONG_SHARE, MOST_LONG = 0.05, 0.5  # of the conversations that are longer than a sequence: worth a warning, and too many
 LEAKED, MOST_LEAKED = 0.01, 0.25  # of the held-out questions that are trained on as well
 MOST_SAMPLES = 20_000
@@ -222,15 +199,11 @@ def _chats(context: Context) -> bool:
 
 def conversations(context: Context, say: Say) -> Evidence:
     """Prepare them as training will; judge lengths, ends of answers, the tokenizer and held-out questions."""
-    from .corpus import listed_files
-    from .prepared import prepare
-    from .samples import conversation_files, describe_packing
-
     recipe, found = context.recipe, Findings()
     files = recipe.data.files
     theses = isinstance(recipe.data.corpus, ThesisCorpus)  # whose gates need all of them
     whole = theses or not files or sum(file.size for file in listed_files(files)) <= WHOLE_BYTES
-    prepared = prepare(recipe, progress=lambda share, what: say(f"{what} ({share:.0%})")) if whole else context.prepared
+    prepared = prepare(recipe, progress=as_progress(say)) if whole else context.prepared
     sequence = recipe.model.sequence
     described = describe_packing(prepared, sequence)  # refuses what training refuses
     for file in conversation_files(prepared):
@@ -253,8 +226,6 @@ def conversations(context: Context, say: Say) -> Evidence:
 
 def _judge_ends(prepared: PreparedData, found: Findings) -> None:
     """Judge whether what ends an answer is learned: else the model never stops."""
-    from .samples import conversation_files, describe_endless
-
     for file in conversation_files(prepared):
         if endless := describe_endless(file, prepared.tokenizer):
             found.problem(endless, "--set data.corpus.template=chatml, or mend the template", shows="end")
@@ -262,7 +233,6 @@ def _judge_ends(prepared: PreparedData, found: Findings) -> None:
 
 def _judge_held_out(prepared: PreparedData, found: Findings) -> None:
     """Questions of the held-out split that are trained on too: answers to those say little."""
-    from .samples import conversation_files
 
     def asked(file: Any) -> list[bytes]:
         return [file.last_turn(number)[0].tobytes() for number in range(min(file.samples, MOST_SAMPLES))]

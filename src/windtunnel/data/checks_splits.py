@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,10 +12,11 @@ import numpy as np
 from windtunnel.check import Check, CheckFailed, Context, Evidence, Findings, Say
 from windtunnel.recipe import ArithmeticCorpus, SudokuCorpus
 
+from .checks import has_tokens, whole_or_scaled
 from .windows import hash_parts
 
 if TYPE_CHECKING:
-    from windtunnel.data import PreparedData, Puzzles
+    from windtunnel.data import Puzzles
 
 
 # Overlap of two splits: hashes of documents and of windows of tokens.
@@ -75,20 +77,9 @@ MOST_TRAIN, MOST_HELD_OUT = 32_000_000, 4_000_000
 SAME, COPIED, MOSTLY_COPIED = 0.01, 0.02, 0.2
 
 
-def _tokenized(context: Context) -> bool:
-    return context.has_text and context.is_gpt
-
-
-def _data(context: Context) -> PreparedData:
-    """Return all of the user's text where the check of the data read it whole, else the scale model's."""
-    from windtunnel.data import prepare
-
-    return prepare(context.recipe) if context.facts["data"].get("whole") else context.prepared
-
-
 def splits(context: Context, say: Say) -> Evidence:
     """Compare the splits by hashes of documents and of windows of about 64 bytes."""
-    prepared, found = _data(context), Findings()
+    prepared, found = whole_or_scaled(context), Findings()
     say("comparing the splits")
     train, held = prepared.train.array[:MOST_TRAIN], prepared.validation.array[:MOST_HELD_OUT]
     seen = overlap(train, held, prepared.tokenizer.bos, prepared.bytes_per_token)
@@ -121,10 +112,6 @@ def splits(context: Context, say: Say) -> Evidence:
 
 MOST = 2_000  # puzzles of a split that are solved again
 WHOLE = 64  # tries at puzzles of the whole recipe's size and grade that are made for the check
-
-
-def _has_puzzles(context: Context) -> bool:
-    return context.has_puzzles
 
 
 def puzzles(context: Context, say: Say) -> Evidence:
@@ -227,11 +214,11 @@ def answers(context: Context, say: Say) -> Evidence:
 CHECKS = (
     Check(
         "data-splits", "no held-out document is in training, neither whole nor nearly", "look at data.corpus for repetitions",
-        splits, shows="end", needs=("recipe", "data"), applies=_tokenized, limit=120.0,
+        splits, shows="end", needs=("recipe", "data"), applies=has_tokens, limit=120.0,
     ),
     Check(
         "puzzles", "every puzzle has one solution, the one it is trained on; no held-out puzzle is in training, turned or not",
-        "look at data.corpus", puzzles, shows="end", needs=("recipe", "data"), applies=_has_puzzles, limit=180.0,
+        "look at data.corpus", puzzles, shows="end", needs=("recipe", "data"), applies=attrgetter("has_puzzles"), limit=180.0,
     ),
     Check(
         "data-answers", "answers are right, questions differ, no answer dominates", "look at data.corpus", answers,

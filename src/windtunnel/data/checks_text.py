@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -192,10 +193,6 @@ MANY = 100
 CUT_BYTES, SAME_LENGTH = 64, 0.5
 
 
-def _has_profile(context: Context) -> bool:
-    return context.has_text
-
-
 def _own_text(context: Context) -> bool:
     return isinstance(context.recipe.data.corpus, TextCorpus | UserCorpus)
 
@@ -298,10 +295,10 @@ CHECKS = (
     ),
     Check(
         "data-lengths", "documents are neither empty, nor enormous, nor all cut to one length", "look at data.corpus.separator",
-        lengths, shows="end", needs=("recipe", "data"), applies=_has_profile, apart=False,
+        lengths, shows="end", needs=("recipe", "data"), applies=attrgetter("has_text"), apart=False,
     ),
     Check(
         "data-duplicates", "documents are not copies of one another", "remove repetitions", duplicates,
-        shows="end", needs=("recipe", "data"), applies=_has_profile, apart=False,
+        shows="end", needs=("recipe", "data"), applies=attrgetter("has_text"), apart=False,
     ),
 )  # fmt: skip

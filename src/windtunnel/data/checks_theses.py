@@ -12,16 +12,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from windtunnel.check import Check, CheckFailed, Context, Evidence, Findings, Say
 from windtunnel.recipe import ACTIONS, BPETokenizer, HuggingFaceModel, MissingModel, Recipe, ThesisCorpus, UserError, find_model
 
+from .checks import as_progress
+from .prepared import PreparedData, prepare
 from .theses import LONGEST, REJECTS, SHORTEST, SPLITS
-
-if TYPE_CHECKING:
-    from .prepared import PreparedData
-    from .write import Progress
+from .write import Progress
 
 FEW_REJECTED, MANY_REJECTED = 0.01, 0.2  # of the records read: worth a warning, and so many that something else is wrong
 FEW_INPUTS, FEWEST_INPUTS = 0.5, 0.01  # of the theses: share that ask something different
@@ -44,7 +43,7 @@ _SAID = re.compile(
     r"|(?P<iso>20\d\d[-/]\d\d(?:[-/]\d\d)?))",
     re.IGNORECASE,
 )
-Judge = Callable[[Recipe, "PreparedData"], Evidence]
+Judge = Callable[[Recipe, PreparedData], Evidence]
 
 
 @dataclass(frozen=True)
@@ -291,11 +290,7 @@ def _has_theses(context: Context) -> bool:
 
 def _check(name: str, context: Context, say: Say) -> Evidence:
     judge = next(judge for known, _, judge in _GATES if known == name)
-
-    def report(share: float, what: str) -> None:
-        say(f"{what} ({share:.0%})")
-
-    return judge(context.recipe, prepare_theses(context.recipe, report)[0])
+    return judge(context.recipe, prepare_theses(context.recipe, as_progress(say))[0])
 
 
 def prepare_theses(recipe: Recipe, progress: Progress | None = None) -> tuple[PreparedData, MissingModel | None]:
@@ -312,8 +307,6 @@ def prepare_theses(recipe: Recipe, progress: Progress | None = None) -> tuple[Pr
     Raises:
         UserError: as of `prepare`.
     """
-    from .prepared import prepare
-
     try:
         return prepare(recipe, progress=progress), None
     except MissingModel as missing:

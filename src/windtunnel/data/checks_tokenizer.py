@@ -6,19 +6,18 @@ import itertools
 import json
 import unicodedata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from windtunnel.check import Check, CheckFailed, Context, Evidence, Findings, Say
 from windtunnel.recipe import BPETokenizer, CharacterTokenizer, HuggingFaceModel, find_model
 
+from .checks import has_tokens, whole_or_scaled
 from .checks_conversations import has_conversations, judge_template
+from .prepared import PreparedData
 from .subwords import Folder
-
-if TYPE_CHECKING:
-    from windtunnel.data import PreparedData, Tokenizer
-
+from .tokenizer import Tokenizer, UnknownCharacter
 
 # A tokenizer beside a config.json.
 
@@ -135,15 +134,9 @@ UNUSED = 0.5
 FEW_BYTES = 1.5
 
 
-def _has_own(context: Context) -> bool:
-    return context.has_text and context.is_gpt
-
-
 def tokenizer(context: Context, say: Say) -> Evidence:
     """Ids against the model's tables; text there and back; prompts."""
-    from windtunnel.data import prepare
-
-    prepared = prepare(context.recipe) if context.facts["data"].get("whole") else context.prepared
+    prepared = whole_or_scaled(context)
     own, found = prepared.tokenizer, Findings()
     _special(own)
     rows = context.rows(own.vocab)
@@ -191,8 +184,6 @@ def _odd_texts(own: Tokenizer) -> None:
 
 
 def _prompts(context: Context, own: Tokenizer, found: Findings) -> None:
-    from windtunnel.data import UnknownCharacter
-
     for prompt in context.recipe.evaluation.prompts:
         try:
             own.encode(prompt)
@@ -252,6 +243,6 @@ CHECKS = (
     ),
     Check(
         "tokenizer", "its ids are rows of the model, text comes back as it was, prompts can be encoded", "look at data.tokenizer",
-        tokenizer, shows="first steps", needs=("recipe", "data"), applies=_has_own,
+        tokenizer, shows="first steps", needs=("recipe", "data"), applies=has_tokens,
     ),
 )  # fmt: skip
