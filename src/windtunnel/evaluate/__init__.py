@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from .comparison_text import comparison_columns, comparison_remarks, comparison_rows
     from .equity import Figures, figures
     from .flop_matched import Length, Member, flop_matched_members
+    from .gates import judge_evaluation
     from .held_out import Measured, measure
     from .kernel_questions import group_of, spread
     from .loss import STEP_COLUMNS, Validation, validation_loss
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from .paired import Paired
     from .predictions import predict
     from .prices import Prices, read_prices
-    from .report import EvaluationReport, Sample, evaluate_folder, evaluate_run, judge_evaluation, samples
+    from .report import EvaluationReport, Sample, evaluate_folder, evaluate_run, samples
     from .signals import Signals, read_signals
     from .subject import Subject
     from .tuned import Exam, Examine, Untuned, perplexity

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from windtunnel.data import PreparedData, load_tokenizer, prepare
+from windtunnel.data import load_tokenizer, prepare
 from windtunnel.files import write_atomic
 from windtunnel.generate import load_run
 from windtunnel.model import derive
@@ -19,13 +19,16 @@ from windtunnel.run import MetricsReader, RunFolder, load_spent, of_step
 
 from .comparison import ComparisonReport, Trained, weigh
 from .flop_matched import SAME_FLOPS, WHOLE_BATCHES, Length, Member, flop_matched_members
-from .held_out import held_out_units, measure
+from .held_out import held_out_units, measure, require_data
 
 LATE = 10  # a tenth of the run's end is what its training losses are the medians of
 RATES = ("matrix_lr", "embedding_lr")
 # Times the run's own FLOPs above which trainings are to be confirmed; plain twins and fewer recurrences take about 2.2.
 ASK_FROM = 3.0
 LEAST_STEPS = 10  # of a comparison that is offered: --flop-matched-steps takes no fewer
+
+
+OTHER_DATA = "bring back the corpus that the run was trained on, or remove that folder"
 
 
 @dataclass(frozen=True)
@@ -122,13 +125,13 @@ def report_comparison(
     say = progress or (lambda what: None)
     own = RunFolder.open(comparison.run)
     data, tokens = prepare(own.recipe), own.recipe.evaluation.bits_per_byte_tokens
-    _require_data(comparison.run, own, data)
+    require_data(own, data, OTHER_DATA)
     units = held_out_units(data, own.recipe.gpt.sequence, tokens)
     measured, trained = {}, {}
     for member in comparison.members:
         say(f"measuring {member.name}")
         folder = runs[member.name]
-        _require_data(folder, RunFolder.open(folder), data)
+        require_data(RunFolder.open(folder), data, OTHER_DATA)
         loaded = load_run(folder, "best", device)
         measured[member.name] = measure(loaded.model, data, units)
         trained[member.name] = _trained(folder, member, loaded.checkpoint.step, data.tokenizer.vocab)
@@ -152,15 +155,6 @@ def report_comparison(
             f"{path} cannot be written: {error.strerror or error}", "name a file in a folder that is there and yours"
         ) from None
     return report
-
-
-def _require_data(folder: Path, run: RunFolder, data: PreparedData) -> None:
-    known = (run.manifest.get("data") or {}).get("checksum")
-    if known not in (None, data.checksum):
-        raise UserError(
-            f"{folder} was trained on other data: checksum {known}, now {data.checksum}",
-            "bring back the corpus that the run was trained on, or remove that folder",
-        )
 
 
 def _step_seconds(run: RunFolder) -> float | None:

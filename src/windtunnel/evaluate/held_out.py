@@ -11,6 +11,8 @@ from torch import Tensor
 
 from windtunnel.data import PreparedData, PuzzleFile, ValidationBatches
 from windtunnel.model import GPT
+from windtunnel.recipe import UserError
+from windtunnel.run import RunFolder
 
 MOST_UNITS = 2000
 LEAST_DOCUMENTS = 30  # with fewer documents held out, their differences are those of stretches of text
@@ -61,6 +63,15 @@ class Measured:
         """Bits per byte of text; None of puzzles, which are no text."""
         size = self.bytes.sum()
         return float(self.text_nats.sum() / np.log(2) / size) if self.solved is None and size else None
+
+
+def require_data(
+    run: RunFolder, data: PreparedData, fix: str = "bring back the corpus that the run was trained on, or train a new run"
+) -> None:
+    """Refuse data other than a run was trained on: what is held out now may have been trained on then. Raises UserError."""
+    trained = (run.manifest.get("data") or {}).get("checksum", data.checksum)
+    if trained not in (None, data.checksum):
+        raise UserError(f"{run.path} was trained on other data: checksum {trained}, now {data.checksum}", fix)
 
 
 def held_out_units(data: PreparedData, sequence: int, limit: int) -> Units:

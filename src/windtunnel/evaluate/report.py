@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -18,9 +18,10 @@ from windtunnel.data import PreparedData, ValidationBatches, held_out_problems, 
 from windtunnel.files import write_json
 from windtunnel.generate import GenerationJob, Generator, is_hf_run, load_run
 from windtunnel.model import GPT, use_supervision
-from windtunnel.recipe import EvaluationGates, Recipe, TextCorpus, UserError
-from windtunnel.run import GateResult, RunFolder
+from windtunnel.recipe import Recipe, TextCorpus, UserError
+from windtunnel.run import RunFolder
 
+from .held_out import require_data
 from .loss import LossByStep, Validation, validation_loss
 from .match import ExactMatch, answer_tokens, exact_match
 from .puzzles import PuzzleReport, puzzle_report
@@ -119,76 +120,6 @@ class EvaluationReport:
         }
 
 
-def judge_evaluation(gates: EvaluationGates | None, report: EvaluationReport) -> tuple[GateResult, ...]:
-    """Judge an evaluation by the gates of the recipe's evaluate stage; none where it has none."""
-    results: list[GateResult] = []
-    if gates is not None and gates.bits_per_byte is not None:
-        results.append(_bits_gate(gates.bits_per_byte, report.validation))
-    if gates is not None and gates.exact_match is not None:
-        limit = f"at least {gates.exact_match:.1%}"
-        match = report.answers
-        if match is None:
-            off = (
-                "nothing judges answers of this corpus: --set stages.evaluate.gates.exact_match=null, or give stages.sft.answers"
-            )
-            results.append(GateResult("exact_match", False, None, "not measured", limit, off))
-        else:
-            held = match.share >= gates.exact_match
-            advice = None if held else "train longer, or ask for less: the interval says how sure the number is"
-            results.append(GateResult("exact_match", held, match.share, str(match), limit, advice))
-    if gates is not None and gates.gain is not None:
-        results.append(_gain_gate(gates.gain, report))
-    return (*results, *_action_gates(gates, report))
-
-
-def _bits_gate(most: float, found: Validation | None) -> GateResult:
-    limit = f"at most {most:g}"
-    if found is None:
-        off = "prompts have no targets: --set stages.evaluate.gates.bits_per_byte=null"
-        return GateResult("bits_per_byte", False, None, "not measured", limit, off)
-    held = found.bits_per_byte <= most
-    advice = None if held else "more tokens or a larger model: see `windtunnel plan`; or look at the data"
-    return GateResult("bits_per_byte", held, found.bits_per_byte, f"{found.bits_per_byte:.4f}", limit, advice)
-
-
-def _action_gates(gates: EvaluationGates | None, report: EvaluationReport) -> Iterator[GateResult]:
-    """Yield the gates on predicted actions."""
-    if gates is None:
-        return
-    found = None if report.tuned is None else report.tuned.actions
-    for name, least in (("macro_f1", gates.macro_f1), ("above_majority", gates.above_majority)):
-        if least is None:
-            continue
-        limit = f"at least {least:g}" if name == "macro_f1" else f"above {100 * least:g} points for sure"
-        if found is None:
-            off = f"no actions were predicted: --set stages.evaluate.gates.{name}=null, or data.corpus.kind=theses"
-            yield GateResult(name, False, None, "not measured", limit, off)
-            continue
-        if name == "macro_f1":
-            interval = found.scores.macro_f1
-            value, held = interval.value, interval.value >= least
-            measured = f"{value:.3f} (95 % {interval.low:.3f} to {interval.high:.3f})"
-        else:
-            interval = found.base.ahead
-            value, held = interval.low, interval.low > least  # NaN, of one date, is above nothing
-            ends = f"{100 * interval.low:+.1f} to {100 * interval.high:+.1f}"
-            measured = f"{100 * interval.value:+.1f} points (95 % {ends})"
-        advice = "train longer, look at the confusion matrix, or at more theses of more dates: exact_match_problems"
-        yield GateResult(name, held, value, measured, limit, None if held else advice)
-
-
-def _gain_gate(least: float, report: EvaluationReport) -> GateResult:
-    limit = f"above {100 * least:g} points for sure"
-    untuned = None if report.tuned is None else report.tuned.untuned
-    gain = None if untuned is None else untuned.gain
-    if gain is None:
-        off = "no untuned model was asked the same questions: --set stages.evaluate.gates.gain=null, or give stages.sft.answers"
-        return GateResult("gain", False, None, "not measured", limit, off)
-    held = gain.low > least
-    advice = None if held else "train longer, look at data and learning rate, or ask more questions: exact_match_problems"
-    return GateResult("gain", held, gain.low, str(gain), limit, advice)
-
-
 def evaluate_run(
     run: Path | str,
     checkpoint: Which = "best",
@@ -242,12 +173,7 @@ def evaluate_run(
             f"{run}: the data's tokenizer differs from the one of the run: the corpus has changed since",
             "bring back the corpus that the run was trained on, or train a new run",
         )
-    trained = RunFolder.open(run).manifest.get("data", {}).get("checksum", data.checksum)
-    if data.checksum != trained:
-        raise UserError(
-            f"{run} was trained on other data: checksum {trained}, now {data.checksum}",
-            "bring back the corpus that the run was trained on, or train a new run",
-        )
+    require_data(RunFolder.open(run), data)
     used = use_supervision(loaded.model, supervision)
     stage, model = loaded.recipe.evaluation, loaded.model
     device_name = str(model.head.weight.device)

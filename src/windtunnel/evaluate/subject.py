@@ -14,7 +14,8 @@ from windtunnel.data import Folder, PreparedData, Tokenizer, add_tokens, prepare
 from windtunnel.generate import HubDecoder, HubRun, find_device, folder_decoder, run_decoder
 from windtunnel.model import NewRows, base_weights
 from windtunnel.recipe import FolderTokenizer, HuggingFaceModel, Recipe, UserError
-from windtunnel.run import RunFolder
+
+from .held_out import require_data
 
 Open = Callable[[], AbstractContextManager[HubDecoder]]  # opens a model, of which one at a time is in memory
 
@@ -49,7 +50,7 @@ def run_subject(run: Path, checkpoint: Which, device: str | None, prepared: Prep
     hub = HubRun.open(run, checkpoint, "to evaluate")
     recipe, warnings = hub.run.recipe, hub.warnings
     data = prepared or prepare(recipe)
-    _require_data(hub.run, data)
+    require_data(hub.run, data)
     before, why = (None, "") if not untuned else _before(hub, where)
     if why:
         warnings += (f"no comparison with the untuned model: {why}",)
@@ -120,16 +121,6 @@ def _rows_of_others(folder: Path, tokenizer: Tokenizer, recipe: Recipe) -> NewRo
     own = Folder.from_folder(folder, "model.config")
     others = sorted(tokenizer.ids.keys() - own.ids.keys(), key=lambda text: tokenizer.ids[text])
     return NewRows.of(add_tokens(own, others, wanted.begin))
-
-
-def _require_data(run: RunFolder, data: PreparedData) -> None:
-    """Refuse data other than the run was trained on, as going on with it does."""
-    trained = run.manifest.get("data", {}).get("checksum", data.checksum)
-    if data.checksum != trained:
-        raise UserError(
-            f"{run.path} was trained on other data: checksum {trained}, now {data.checksum}",
-            "bring back the corpus that the run was trained on, or train a new run",
-        )
 
 
 def stamp(folder: Path) -> str:
