@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,7 +27,6 @@ from windtunnel.verify import (
     ExactVerifier,
     FunctionVerifier,
     KernelOutcome,
-    RewardProcess,
     Verdict,
     Verifiers,
     accept,
@@ -337,31 +337,34 @@ class Judge:
     """
 
     def __init__(self, asked: Answers, *, timed: bool = False) -> None:
-        self._asked = asked
-        self._stack = contextlib.ExitStack()
-        self._verifiers: Verifiers | None = None
-        self._function: RewardProcess | None = None
-        if asked.metric in ("math", "format", "kernel"):
-            workers = min(4, os.cpu_count() or 1)
-            clock = ("eager",) if timed else ()
-            made = Verifiers(workers, sources=asked.metric == "kernel", timed_against=clock)
-            self._verifiers = self._stack.enter_context(made)
-        elif asked.metric not in ("exact_match", "contains", "action"):
+        self._metric, self._where = asked.metric, asked.where
+        self._stack, self._workers = contextlib.ExitStack(), 1
+        with contextlib.ExitStack() as opened:  # closes what has been opened where the rest cannot be
+            opened.push(self._stack)
+            self._verdict = self._opened(asked, timed)
+            opened.pop_all()
+
+    def _opened(self, asked: Answers, timed: bool) -> Callable[[Question, str], Verdict]:
+        """Return what judges an answer by the metric."""
+        if self._metric == "action":
+            return lambda question, text: _judge_action(question.truth, text)
+        if self._metric in ("exact_match", "contains"):
+            return self._by_truth
+        if self._metric not in ("math", "format", "kernel"):
             folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
-            reward = find_reward(asked.metric, "stages.sft.answers.metric")
-            self._function = self._stack.enter_context(reward.open(folder))
-        if asked.metric == "format":
-            assert self._verifiers is not None
-            self._form = self._verifiers.make("format", asked.task)
-        elif asked.metric == "math":
-            assert self._verifiers is not None
-            self._verifiers.make("math", {"answer": "1"})  # refuses where math-verify is not installed
-        elif asked.metric == "kernel":
-            assert self._verifiers is not None
-            with contextlib.ExitStack() as opened:
-                opened.push(self._stack)
-                require_working(self._verifiers, {"kernel": "stages.sft.answers.metric"})
-                opened.pop_all()
+            function = self._stack.enter_context(find_reward(self._metric, "stages.sft.answers.metric").open(folder))
+            return lambda question, text: FunctionVerifier(function, question.prompt, question.truth).verify(text)
+        clock = ("eager",) if timed else ()
+        verifiers = Verifiers(min(4, os.cpu_count() or 1), sources=self._metric == "kernel", timed_against=clock)
+        self._workers = self._stack.enter_context(verifiers).workers
+        if self._metric == "format":
+            form = verifiers.make("format", asked.task)
+            return lambda question, text: form.verify(text)
+        if self._metric == "math":
+            verifiers.make("math", {"answer": "1"})  # refuses where math-verify is not installed
+            return partial(self._by_truth, verifiers=verifiers)
+        require_working(verifiers, {"kernel": "stages.sft.answers.metric"})
+        return partial(_judge_kernel, verifiers)
 
     def __enter__(self) -> Judge:
         return self
@@ -371,56 +374,40 @@ class Judge:
 
     def judge(self, questions: Sequence[Question], said: Sequence[Completion], too_long: int = 0) -> Answered:
         """Return the judged answers."""
-        pairs = list(zip(questions, said, strict=True))
-        if self._verifiers is None:
-            verdicts = [self._verdict(*pair) for pair in pairs]
-        else:
-            with ThreadPoolExecutor(self._verifiers.workers) as threads:
-                verdicts = list(threads.map(lambda pair: self._verdict(*pair), pairs))
+
+        def verdict(question: Question, one: Completion) -> Verdict:
+            return self._verdict(question, one.text) if one.failed is None else unknown("generate", one.failed)
+
+        # Verifiers wait for processes of theirs, so that threads keep several busy; the other metrics take no time.
+        with ThreadPoolExecutor(self._workers) as threads:
+            verdicts = list(threads.map(verdict, questions, said))
+        outcomes = map(kernel_outcome, verdicts) if self._metric == "kernel" else [None] * len(verdicts)
         answers = [
-            Answer(question, one.text, None if verdict.infrastructure else verdict.accepted, one.cut, verdict.message, how_far)
-            for (question, one), verdict, how_far in zip(pairs, verdicts, map(self._outcome, verdicts), strict=True)
+            Answer(question, one.text, None if found.infrastructure else found.accepted, one.cut, found.message, how_far)
+            for question, one, found, how_far in zip(questions, said, verdicts, outcomes, strict=True)
         ]
-        return Answered(self._asked.metric, tuple(answers), too_long)
+        return Answered(self._metric, tuple(answers), too_long)
 
-    def _outcome(self, verdict: Verdict) -> KernelOutcome | None:
-        return kernel_outcome(verdict) if self._asked.metric == "kernel" else None
-
-    def _verdict(self, question: Question, said: Completion) -> Verdict:
-        if said.failed is not None:
-            return unknown("generate", said.failed)
-        metric, where = self._asked.metric, self._asked.where
-        if metric in ("format", "action"):
-            return self._form.verify(said.text) if metric == "format" else _judge_action(question.truth, said.text)
-        if metric == "kernel" or self._function is not None:
-            return self._kernel(question, said.text) if self._function is None else self._by_function(question, said.text)
-        truth = self._truth(question)
-        if truth is None:
-            return unknown("truth", f"the conversation's own answer holds no {where.replace('-', ' ')} text")
-        if metric == "math":
-            assert self._verifiers is not None
-            try:
-                return self._verifiers.make("math", {"answer": truth, "where": where}).verify(said.text)
-            except UserError as error:
-                return unknown("truth", error.message)
-        return ExactVerifier([truth], where, "case", within=metric == "contains").verify(said.text)
-
-    def _by_function(self, question: Question, text: str) -> Verdict:
-        assert self._function is not None
-        return FunctionVerifier(self._function, question.prompt, question.truth).verify(text)
-
-    def _kernel(self, question: Question, text: str) -> Verdict:
-        assert self._verifiers is not None
-        if question.task is None:
-            return unknown("task", "the conversation asks for no kernel of the recipe's tasks")
+    def _by_truth(self, question: Question, text: str, verifiers: Verifiers | None = None) -> Verdict:
+        """Compare an answer with the conversation's own: as a text, or with verifiers as mathematics."""
+        truth = part_of_answer(question.truth, self._where)
+        if truth is None or not truth.strip():
+            return unknown("truth", f"the conversation's own answer holds no {self._where.replace('-', ' ')} text")
+        if verifiers is None:
+            return ExactVerifier([truth], self._where, "case", within=self._metric == "contains").verify(text)
         try:
-            return self._verifiers.make("kernel", question.task).verify(text)
+            return verifiers.make("math", {"answer": truth, "where": self._where}).verify(text)
         except UserError as error:
-            return unknown("task", error.message)
+            return unknown("truth", error.message)
 
-    def _truth(self, question: Question) -> str | None:
-        found = part_of_answer(question.truth, self._asked.where)
-        return found if found is not None and found.strip() else None
+
+def _judge_kernel(verifiers: Verifiers, question: Question, text: str) -> Verdict:
+    if question.task is None:
+        return unknown("task", "the conversation asks for no kernel of the recipe's tasks")
+    try:
+        return verifiers.make("kernel", question.task).verify(text)
+    except UserError as error:
+        return unknown("task", error.message)
 
 
 def _judge_action(truth: str, text: str) -> Verdict:
