@@ -59,13 +59,7 @@ def add_tokens(own: Folder, texts: Sequence[str], begin: str = "pieces") -> Fold
 
 
 def describe_added(tokenizer: Tokenizer, texts: Sequence[str], rows: int) -> list[str]:
-    """Say what became of the texts that were added.
-
-    Args:
-        tokenizer: to which they were added, or which had them.
-        texts: as the recipe gives them.
-        rows: of the model's token tables as they are without them.
-    """
+    """Say what became of the texts that were added; `rows` are those of the model's token tables without them."""
     assert isinstance(tokenizer, Folder)
     ids = {text: tokenizer.ids[text] for text in texts}
     new = tokenizer.new_ids

@@ -72,12 +72,9 @@ class BPE(Subwords):
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int, special: Sequence[str] = ()) -> BPE:
-    """Train on texts. The vocabulary may come out smaller than asked when the texts are few.
+    """Train on texts, which are gone through once. The vocabulary may come out smaller than asked when the texts are few.
 
-    Args:
-        texts: gone through once.
-        vocab_size: tokens at most.
-        special: further special tokens, such as the markers of a chat template.
+    `special` are further special tokens, such as the markers of a chat template.
     """
     from tokenizers import pre_tokenizers, trainers
 

@@ -76,9 +76,7 @@ def _is_at(path: Path, descriptor: int) -> bool:
 def new_folder(final: Path, alone: bool) -> Iterator[Path]:
     """Yield a temporary folder beside `final` that takes its place at the end; it is removed on any error.
 
-    Args:
-        final: replaced where it is there already.
-        alone: the lock is held, so that other temporary folders were left by killed processes and are removed.
+    `alone`: the lock is held, so that other temporary folders were left by killed processes and are removed.
 
     Raises:
         UserError: the disk is full.

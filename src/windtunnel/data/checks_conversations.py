@@ -258,11 +258,8 @@ _MARKER = re.compile(r"<\|[^|<>\s]{1,40}\|>|<(?:start|end)_of_turn>")
 def judge_template(folder: Folder, ends: set[int], found: Findings, *, chats: bool) -> None:
     """Render a conversation by the chat template of a tokenizer, and judge it.
 
-    Args:
-        folder: has a template.
-        ends: ids at which generation stops.
-        found: the check's findings.
-        chats: whether conversations are trained on, so that the template decides what is learned.
+    `ends` are the ids at which generation stops; `chats`: conversations are trained on, so that the template decides what is
+    learned.
     """
     from jinja2 import TemplateError
 

@@ -296,10 +296,6 @@ def _check(name: str, context: Context, say: Say) -> Evidence:
 def prepare_theses(recipe: Recipe, progress: Progress | None = None) -> tuple[PreparedData, MissingModel | None]:
     """Prepare theses as training will, or, where the model's tokenizer is on another machine, all but their tokens.
 
-    Args:
-        recipe: of theses.
-        progress: as of `prepare`.
-
     Returns:
         The prepared data, and what is not here: then the tokens are those of a small tokenizer made of the theses, which
         neither splits, rejects nor gates depend on.

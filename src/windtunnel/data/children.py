@@ -37,22 +37,14 @@ _ALONE = {
 
 
 def processes_for(size: int, worth: int = 64 << 20) -> int:
-    """Return how many processes to spread some work over.
-
-    Args:
-        size: bytes to go through.
-        worth: below so many it is done before processes have started.
-    """
+    """Return how many processes to spread `size` bytes over; below `worth` all is done before processes have started."""
     return 1 if size < worth else min(cores(), MOST)
 
 
 def in_processes(work: Callable[[T], R], items: Iterable[T], processes: int) -> Generator[tuple[T, R], None, None]:
-    """Yield each item and the `work` of it, in order, by so many processes; 1 does it in this one.
+    """Yield each item and the `work` of it, in order, by so many processes; 1 does it in this one. Few are in memory at once.
 
-    Args:
-        work: can be pickled, as functions of a module, partials of them and instances of its classes can.
-        items: are few at a time in memory.
-        processes: how many.
+    `work` can be pickled, as functions of a module, partials of them and instances of its classes can.
 
     Raises:
         UserError: a process was ended from outside. Whatever `work` raises is raised here, in the order of the items.

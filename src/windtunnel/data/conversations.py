@@ -282,11 +282,7 @@ def _kind(value: Any) -> str:
 def learned(message: Message, index: int, last: int, loss: str) -> bool:
     """Return whether a turn of the assistant's is learned: its own `train` or `weight` first, else as the recipe says.
 
-    Args:
-        message: one turn.
-        index: of the message.
-        last: index of the last turn of the assistant's.
-        loss: answers, last or all.
+    `last` is the index of the assistant's last turn, `loss` answers, last or all.
     """
     for key in _TRAINED:
         if key in message:

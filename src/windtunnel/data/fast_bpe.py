@@ -78,9 +78,7 @@ class FastBPE:
     def of(cls, content: str, known_words: Sequence[str]) -> FastBPE | None:
         """Return the tokenizer that a tokenizer.json describes; None where tiktoken might give other ids.
 
-        Args:
-            content: of the file.
-            known_words: ways to cut text into words, besides those of well-known models, that both libraries know.
+        `known_words` are ways to cut text into words, besides those of well-known models, that both libraries know.
         """
         described = json.loads(content)
         words = _words(described.get("pre_tokenizer"))

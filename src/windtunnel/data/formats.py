@@ -202,10 +202,7 @@ def _is_object(line: bytes) -> bool:
 def records(path: str, form: Form, columns: list[str] | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (number from 1, record) of a file of records: its line in JSON lines, its place in an array, its row in a table.
 
-    Args:
-        path: of the file.
-        form: what it holds; see `form_of`.
-        columns: those needed, if they are there; None: all.
+    `columns` are those needed, if they are there; None: all.
 
     Raises:
         UserError: a line is not a JSON object, or the file is damaged (names file and line).

@@ -102,9 +102,7 @@ class NearCopies:
     def compare(self, others: Sequence[str], marks: Marks | None = None) -> None:
         """Look for near copies among some other texts; those are numbered on from the ones before.
 
-        Args:
-            others: only those that share a band with a held-out text are looked at, where the marks are given.
-            marks: of the others.
+        Only those that share a band with a held-out text are looked at, where their marks are given.
         """
         if len(self.texts) and len(others):
             marks = marks or mark(others)

@@ -278,14 +278,8 @@ def sequence_starts(positions: Array) -> tuple[Array, Array]:
 def bucketed(documents: int, longest: int, positions: int, sequence: int) -> tuple[int, int]:
     """Return at least so many documents and tokens of the longest, as numbers of which there are few, and one for most batches.
 
-    Both are powers of two, unless that is more than there can be: of documents at least 16 and one for 256 positions, of the
-    longest at least 128.
-
-    Args:
-        documents: how many there are, as `sequence_starts` finds it.
-        longest: tokens of the longest, likewise.
-        positions: of all rows.
-        sequence: positions of a row.
+    Both are powers of two, unless that is more than there can be: of documents at least 16 and one for 256 `positions` of all
+    rows, of the longest at least 128. What there is, `sequence_starts` finds.
     """
     return min(positions, max(16, _power(positions // 256), _power(documents))), min(sequence, max(128, _power(longest)))
 

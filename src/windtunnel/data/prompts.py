@@ -117,11 +117,7 @@ class PromptLoader:
         return self.position / self.file.samples
 
     def next_group(self, share: int | None = None) -> list[Prompt]:
-        """Return this rank's prompts of the next group.
-
-        Args:
-            share: how many each rank gets; None: prompts // world.
-        """
+        """Return this rank's prompts of the next group: `share` of them, or an equal part of `prompts`."""
         share = self.prompts // self.world if share is None else share
         numbers = self._order(self.position - self._began + self.rank * share, share)
         self.position += share * self.world

@@ -81,14 +81,8 @@ def write_conversations(
 ) -> Written:
     """Write train.bin, validation.bin and tokenizer.json of a corpus of conversations into the folder.
 
-    Args:
-        recipe: tokenizer, template, split and seed.
-        corpus: what is read.
-        files: of the corpus; none where it is generated.
-        folder: gets the files.
-        check_space: told the bytes that are needed; raises where the disk has no room.
-        report: told the share done, and what is being done.
-        tokenizer: one made before; None: the recipe's.
+    `check_space` is told the bytes that are needed, and raises where the disk has no room; `tokenizer` was made before, or is the
+    recipe's.
 
     Raises:
         UserError: a record is malformed, the template refuses it, or nothing is left to learn from.
@@ -280,14 +274,9 @@ def shown_samples(prepared: PreparedData, samples: int, most_tokens: int) -> lis
 
 
 def preview(prepared: PreparedData, samples: int = 2, *, colour: bool = True, width: int = 100, most_tokens: int = 600) -> str:
-    """Return decoded samples of the training split, with what is learned set apart, to look at before training.
+    """Return the first samples of the training split decoded, with what is learned set apart, to look at before training.
 
-    Args:
-        prepared: conversations or theses.
-        samples: how many, from the first on.
-        colour: learned text is green and bold, the rest dim; False: learned text stands between ⟦ and ⟧.
-        width: columns.
-        most_tokens: of each sample; longer ones are cut.
+    In colour it is green and bold, else it stands between ⟦ and ⟧. Samples longer than `most_tokens` are cut.
 
     Raises:
         UserError: the data are not conversations.

@@ -171,11 +171,7 @@ class Folder(Subwords):
 
     @classmethod
     def from_folder(cls, folder: str | Path, key: str = "data.tokenizer.path") -> Folder:
-        """Read a tokenizer from its folder.
-
-        Args:
-            folder: with tokenizer.json, and what transformers writes beside it.
-            key: the recipe's key that named the folder, for messages.
+        """Read a tokenizer from its folder; `key` of the recipe named it.
 
         Raises:
             UserError: the folder is missing or holds no tokenizer that can be read.

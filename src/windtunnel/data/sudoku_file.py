@@ -73,12 +73,8 @@ class PuzzleFile(TokenFile):
     def _fill(self, rows: Array, sequence: int, out: Array, targets: int | None, draw: Draw | None) -> Short:
         """Copy puzzles into `out`, (rows, 2 * cells): the inputs, then the solutions; a negative row stays empty.
 
-        Args:
-            rows: (n,) numbers of puzzles.
-            sequence: cells of a puzzle.
-            out: filled.
-            targets: not needed: whoever counts them asks for whole puzzles.
-            draw: each puzzle is shown under the symmetry drawn for it and its epoch; None: as it is stored.
+        With `draw` each puzzle is shown under the symmetry drawn for it and its epoch, else as it is stored. `targets` is not
+        needed: whoever counts them asks for whole puzzles.
         """
         content, there = self.content, np.maximum(rows, 0)
         inputs, solutions = content.inputs[there], content.solutions[there]

@@ -195,10 +195,6 @@ def symmetry_key(inputs: Array, solutions: Array) -> Array:
     Every cell, row, column, box, band, stack and digit has a colour, at first whether a clue stands there, and takes
     up the colours of what it belongs to or holds, a few times (colour refinement). Colours are joined by sums,
     which no order changes, and rows play the same part as columns, so no symmetry changes the sum of all.
-
-    Args:
-        inputs: (n, cells) puzzles, 0 for a blank.
-        solutions: (n, cells) their solutions.
     """
     parts = [slice(at, at + _KEYS_AT_ONCE) for at in range(0, max(1, len(inputs)), _KEYS_AT_ONCE)]
     return np.concatenate([_keys(inputs[part], solutions[part]) for part in parts])

@@ -13,13 +13,7 @@ from .tokenizer import Characters, Tokenizer
 
 
 def write_tokenizer(folder: Path, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
-    """Write a tokenizer and the template that a model was trained with as transformers reads them.
-
-    Args:
-        folder: gets tokenizer.json, tokenizer_config.json and, with a template, chat_template.jinja.
-        tokenizer: of the run.
-        template: that conversations were rendered with; None: the run had none.
-    """
+    """Write a tokenizer, and the template that a model was trained with if any, as transformers reads them."""
     end = end_of_answer(tokenizer, template)
     if isinstance(tokenizer, Folder):
         tokenizer.export(folder)

@@ -161,12 +161,7 @@ def check_question(
 ) -> Thesis:
     """Return what a record asks, as a thesis without an answer; its action is kept where it has one.
 
-    Args:
-        record: ticker, as_of_date and indicators; anything else but the action is left.
-        source: where it stands.
-        today: later days are in the future.
-        instruction: asked with it.
-        own: the record's own instruction and input come first, where it has some.
+    Arguments are as of `check_thesis`; of the record anything else but ticker, date and indicators is left.
 
     Raises:
         Rejected: it asks nothing; says why.

@@ -38,13 +38,8 @@ def export_theses(prepared: PreparedData, folder: Path, sequence: int | None = N
     """Write prepared theses into a folder, which is made; return what was written.
 
     train.jsonl, validation.jsonl and test.jsonl, theses.jsonl with all three, rejects.jsonl, of generated theses
-    prices.parquet, and dataset/ for `datasets.load_from_disk`, in which the indicators are JSON text.
-
-    Args:
-        prepared: the theses.
-        folder: new, or empty.
-        sequence: tokens of a packed sequence: theses that training leaves out as too long are written among the rejects; None:
-            where tokens are not known.
+    prices.parquet, and dataset/ for `datasets.load_from_disk`, in which the indicators are JSON text. Theses longer than a packed
+    `sequence`, which training leaves out, are written among the rejects; None: tokens are not known.
 
     Raises:
         UserError: the folder holds something else, or cannot be written.

@@ -58,12 +58,9 @@ class ReadPart:
 
 
 def thesis_parts(files: Sequence[CorpusFile], report: Callable[[float], None], *, divide: bool) -> Iterator[Part]:
-    """Yield every thesis in the files, unchecked, in parts that other processes can read.
+    """Yield every thesis in the files, unchecked, in parts that other processes can read: XML too if `divide`.
 
-    Args:
-        files: JSON lines, Parquet, XML or one of the other forms that records come in.
-        report: called with the share of the files that is read.
-        divide: XML too; otherwise it is read here.
+    `report` is called with the share of the files that is read.
 
     Raises:
         Undividable: XML is not such that it can be divided; the same may be read with divide=False.
@@ -139,10 +136,8 @@ def conversation_reader(corpus: ThesisCorpus) -> ConversationReader:
 def read_questions(file: Path, corpus: ThesisCorpus) -> tuple[list[Thesis], list[str]]:
     """Return what the records of a file ask, and those that ask nothing, each with where it stands and why.
 
-    Args:
-        file: XML, JSON lines, Parquet or a saved dataset; of a record only ticker, date and indicators are looked at, and the
-            action where there is one.
-        corpus: says how theses are asked.
+    Of a record only ticker, date and indicators are looked at, and the action where there is one. `corpus` says how
+    theses are asked.
 
     Raises:
         UserError: the file cannot be read, or none of its records asks anything.

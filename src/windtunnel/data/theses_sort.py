@@ -180,13 +180,7 @@ class Sorted:
     garbled_at: str = ""
 
     def keep(self, checked: Checked, kept: Array, refused: list[Refusal]) -> None:
-        """Count a part.
-
-        Args:
-            checked: what was found in it.
-            kept: (rows,) bool, which of them are written.
-            refused: all others of its records, in order.
-        """
+        """Count a part, of which the rows `kept` are written and all other records are `refused`, in order."""
         self.read += checked.read
         self.first, self.last = min(self.first, checked.first), max(self.last, checked.last)
         self.future = min(filter(None, (self.future, checked.future)), default=None)
@@ -249,13 +243,9 @@ def _distinct(hashes: array[int]) -> int:
 
 
 def sort_out(parts: Iterator[Part], checker: Checker, folder: Path, processes: int) -> Sorted:
-    """Check every record, and write it to the file of its split or to the rejects.
+    """Check every record, in so many processes, and write it to the file of its split or to the rejects.
 
-    Args:
-        parts: of all records, in order.
-        checker: checks a part, in another process where there are several.
-        folder: gets train.jsonl, validation.jsonl, test.jsonl and rejects.jsonl, and .marks beside each split.
-        processes: how many check.
+    The folder gets train.jsonl, validation.jsonl, test.jsonl and rejects.jsonl, and .marks beside each split.
 
     Raises:
         UserError: a record cannot be read.

@@ -56,11 +56,7 @@ def is_xml(path: str, head: bytes) -> bool:
 
 
 def xml_records(path: str, report: Callable[[int], None]) -> Iterator[tuple[int, Record]]:
-    """Yield (line, record) of every thesis in a file.
-
-    Args:
-        path: of the file; also compressed.
-        report: called with the bytes read so far, decompressed.
+    """Yield (line, record) of every thesis in a file, also a compressed one; `report` gets the bytes read so far, decompressed.
 
     Raises:
         UserError: the file is not XML, is damaged or truncated, has a DOCTYPE, or is written to exhaust memory.

@@ -113,11 +113,7 @@ def shown(text: str) -> str:
 
 
 class Markers:
-    """The special tokens of a tokenizer, found in what a template wrote.
-
-    Args:
-        names: their texts.
-    """
+    """The special tokens of a tokenizer, found in what a template wrote."""
 
     def __init__(self, names: Iterable[str]) -> None:
         any_of = "|".join(map(re.escape, sorted(names, key=len, reverse=True))) or r"(?!)"

@@ -167,13 +167,7 @@ class _Book:
 
 
 def run_account(prices: Prices, signals: tuple[Signal, ...], rules: Backtest) -> Account:
-    """Trade the signals and return the account.
-
-    Args:
-        prices: of all days.
-        signals: in order of time.
-        rules: sizes, costs, and how long positions are held.
-    """
+    """Trade the signals, which are in order of time, and return the account."""
     count = len(prices.tickers)
     book = _Book(
         rules, prices, rules.cash, np.zeros(count), np.full(count, np.nan), np.zeros(count, int), np.zeros(count, int),

@@ -264,15 +264,10 @@ def answer_questions(
     tokens: int,
     stop: Callable[[], bool] = lambda: False,
 ) -> list[Completion]:
-    """Answer questions greedily, AT_ONCE at a time.
+    """Answer questions greedily, AT_ONCE at a time, each with so many tokens at most.
 
-    Args:
-        model: asked; nobody else generates with it meanwhile.
-        tokenizer: of the data.
-        questions: to answer.
-        ends: tokens that end an answer.
-        tokens: most of an answer.
-        stop: asked every now and then; once it says so, what is not answered yet has failed.
+    Nobody else generates with the model meanwhile. `stop` is asked every now and then; once it says so, what is not answered yet
+    has failed.
     """
     return complete_jobs(model, tokenizer, greedy_jobs(questions, tokens), ends, stop)
 

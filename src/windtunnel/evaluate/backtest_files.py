@@ -23,13 +23,7 @@ DAY = ("date", "equity", "cash", "long", "short", "traded", "costs", "benchmark"
 def write_backtest(
     report: BacktestReport, *, plot: Path | None = None, trades: Path | None = None, equity: Path | None = None
 ) -> list[Path]:
-    """Write what is named, each file whole or not at all, and return the files.
-
-    Args:
-        report: of the backtest.
-        plot: a .png file with the equity.
-        trades: CSV with all trades.
-        equity: CSV with the account day by day.
+    """Write what is named, each file whole or not at all, and return the files: equity as .png, trades and days as CSV.
 
     Raises:
         UserError: a file cannot be written.

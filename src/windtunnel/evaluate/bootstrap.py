@@ -85,10 +85,6 @@ def flip_signs(differences: Array, flips: int = FLIPS) -> float:
 
     Of few clusters every choice of signs is counted, of more a sample of them (Good 2005, Permutation, Parametric and
     Bootstrap Tests of Hypotheses).
-
-    Args:
-        differences: (clusters,) sums.
-        flips: choices of signs at most.
     """
     moved = differences[differences != 0]
     if 2 ** len(moved) <= flips:

@@ -163,13 +163,9 @@ class Classification:
 def classify(
     truth: Sequence[str], predicted: Sequence[str | None], clusters: Sequence[Any], labels: Sequence[str]
 ) -> Classification:
-    """Return predictions beside the truth; there must be some.
+    """Return predictions beside the truth; there must be some. Of `predicted` None could not be read.
 
-    Args:
-        truth: of `labels`.
-        predicted: of `labels`, None where nothing could be read.
-        clusters: what each belongs to and moves with, such as its date.
-        labels: in their order.
+    `clusters` are what each belongs to and moves with, such as its date; `labels` are in their order.
     """
     assert truth, "a classification of nothing"
     number = {label: i for i, label in enumerate(labels)}

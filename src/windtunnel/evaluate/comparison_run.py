@@ -113,11 +113,7 @@ def report_comparison(
 ) -> ComparisonReport:
     """Measure the trained members on the same held-out data, weigh them and write RUN/flop_matched.json.
 
-    Args:
-        comparison: what is compared.
-        runs: member name -> folder of its run.
-        device: to measure on; None: the best there is.
-        progress: called with what is being done.
+    `runs` has the folder of each member's run.
 
     Raises:
         UserError: a member has no good checkpoint, or was trained on other data.

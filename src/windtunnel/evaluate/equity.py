@@ -39,12 +39,7 @@ class Figures:
 
 
 def figures(days: Array, equity: Array) -> Figures:
-    """Return the figures of an equity curve.
-
-    Args:
-        days: (D,) datetime64[D].
-        equity: (D,) dollars, the first of them before anything was traded.
-    """
+    """Return the figures of daily equity, of which the first day is before anything was traded."""
     returns, total = daily_returns(equity), float(equity[-1] / equity[0]) - 1
     heights = np.maximum.accumulate(equity)
     falls = 1 - equity / heights

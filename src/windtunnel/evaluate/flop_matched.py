@@ -229,10 +229,7 @@ def updates_a_batch(recipe: Recipe) -> int:
 def parts_for(own: Recipe, other: Recipe, ranks: int = 1) -> int:
     """Return the parts of a batch with which `other` makes as many updates as `own`, or as near below as sequences allow.
 
-    Args:
-        own: recipe whose number of updates is to be reached.
-        other: recipe whose batches are cut.
-        ranks: data-parallel ranks; each part has a sequence for every one of them.
+    Each part has a whole sequence for every data-parallel rank.
     """
     batch, sequence = own.pretrain.batch_tokens or 0, own.gpt.sequence
     rows, rest = divmod(batch, sequence * ranks)

@@ -62,9 +62,7 @@ def group_of(record: Mapping[str, Any]) -> str | None:
 def spread(order: Sequence[int], groups: Sequence[str | None]) -> list[int]:
     """Return an order of which every beginning is of as many groups as can be: one of each, then a second of each, and so on.
 
-    Args:
-        order: numbers of questions; of one group the first come first.
-        groups: of each number. None: it is alike to no other.
+    Of one group the first of `order` come first; a question whose group is None is alike to no other.
     """
     seen = Counter[str]()
     turns = []

@@ -74,17 +74,10 @@ def predict_file(
     out: Path | None = None,
     progress: Callable[[float, str], None] = lambda share, what: None,
 ) -> FilePredictions:
-    """Predict the actions of the theses in a file.
+    """Predict the actions of the theses in a file, by a run's folder or a Hugging Face folder.
 
-    Args:
-        path: a run's folder, or a Hugging Face folder.
-        file: XML, JSON lines or Parquet with ticker, as_of_date and indicators of each thesis.
-        recipe: of a Hugging Face folder, how theses are asked; None: with the default instruction.
-        checkpoint: of a run.
-        tokens: most of an answer; None: as the recipe says, else 1,024.
-        device: to compute on; None: the best there is.
-        out: a folder for predictions.csv and predictions.jsonl, where an interrupted prediction is gone on with.
-        progress: called with the share done (0 to 1) and what is being done.
+    Of a folder `recipe` says how theses are asked, else they are with the default instruction. In `out` predictions are written,
+    and an interrupted prediction is gone on with.
 
     Raises:
         UserError: the model or the file cannot be used, no thesis can be asked, or `out` cannot be written.

@@ -226,11 +226,8 @@ def optimize_module(
 ) -> Optimized:  # fmt: skip
     """Verify candidates for a module and choose the best that is right.
 
-    Args:
-        verifiers: judge, on this machine.
-        tasks: of the module, the first that can be used counts; see `windtunnel.verify.tasks_of_module`.
-        candidates: gives them and what is to be known besides, from the reference's text.
-        say: told what is being done.
+    The first task of the module that can be used counts; see `windtunnel.verify.tasks_of_module`. `candidates` gives answers, and
+    what is to be known besides, from the reference's text.
 
     Raises:
         UserError: no task can be used, or the verifier does not work here.

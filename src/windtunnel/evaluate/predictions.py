@@ -155,14 +155,7 @@ def predict(
 ) -> list[Prediction]:
     """Ask a model about theses, in groups; those that the log has are not asked again.
 
-    Args:
-        model: a fine-tuned model, or one to compare it with.
-        tokenizer: of the data.
-        theses: asked about.
-        questions: of each thesis, in the same order.
-        tokens: most of an answer.
-        log: where finished groups are kept.
-        progress: called with the share done (0 to 1) and what is being done.
+    Questions are of the theses in the same order, with so many tokens an answer at most.
     """
     made = log.read()
     for at in range(len(made), len(theses), GROUP):

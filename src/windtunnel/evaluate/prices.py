@@ -56,12 +56,7 @@ class Prices:
     notes: tuple[str, ...] = ()
 
     def jumps(self, limit: float, tickers: set[str]) -> list[str]:
-        """Return a sentence for each change from one price to the next beyond the limit, the largest first.
-
-        Args:
-            limit: a change as a share: 0.3 is 30 %.
-            tickers: those to look at.
-        """
+        """Return a sentence for each change of these tickers from one price to the next beyond the limit, the largest first."""
         found: list[tuple[float, str]] = []
         for column in (i for i, ticker in enumerate(self.tickers) if ticker in tickers):
             rows = np.flatnonzero(np.isfinite(self.close[:, column]))

@@ -140,14 +140,9 @@ class PuzzleReport:
 def puzzle_report(
     model: GPT, data: PreparedData, *, most: int, supervision: int | None = None, others: int = OTHER_GRADES
 ) -> PuzzleReport:
-    """Solve held-out puzzles, `most` of them, and some of each other grade.
+    """Solve held-out puzzles, `most` of them, and some of each other grade: of `others` that are tried for, fewer come out.
 
-    Args:
-        model: answers once, or after each of its supervision steps.
-        data: prepared puzzles with their grades.
-        most: puzzles at most.
-        supervision: steps that count; None: as many as the model uses by itself. Twice as many are taken and reported.
-        others: puzzles tried for of each grade that the corpus has not; fewer come out.
+    `supervision` steps count, or as many as the model uses by itself; twice as many are taken and reported.
     """
     assert isinstance(data.validation, PuzzleFile)
     box = round(data.validation.cells**0.25)
@@ -184,13 +179,7 @@ def _solved(kind: str, right: Any, blank: Any, *, held_out: bool) -> Solved:
 
 
 def _halting(exact: Any, logits: Any, used: int) -> Halting:
-    """Return what the halting head is worth.
-
-    Args:
-        exact: (N, n) bool, which puzzles are right after each supervision step.
-        logits: (N, n) of the head, likewise.
-        used: the first steps, which count.
-    """
+    """Return what the halting head is worth in the first `used` steps, from (N, n) which puzzles are right and its (N, n) logits."""
     stop = logits[:used] > 0
     stop_at = np.where(stop.any(0), stop.argmax(0), used - 1)
     told = stop == exact[:used]

@@ -169,12 +169,7 @@ class Curve:
 
 
 def fit_curve(sizes: np.ndarray, losses: np.ndarray) -> Curve:
-    """Least squares of the power law through plain models; through three exactly where they bend as one.
-
-    Args:
-        sizes: parameters of the models, ascending.
-        losses: of the models in nats a token, descending.
-    """
+    """Least squares of the power law through plain models, sizes ascending; through three exactly where they bend as one."""
     # With alpha given the rest is linear: a grid over it needs no starting point and cannot end in a wrong valley. Sizes count
     # in units of the smallest, since 1e9 ** -4 beside a column of ones is nothing to a pseudo-inverse.
     unit = float(sizes[0])

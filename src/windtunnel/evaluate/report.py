@@ -232,15 +232,7 @@ def evaluate_folder(
 ) -> EvaluationReport:
     """Measure a Hugging Face folder on a recipe's held-out data, beside the recipe's own model.
 
-    Args:
-        folder: with config.json, weights and tokenizer.
-        recipe: gives data, metric and numbers.
-        device: to compute on; None: the best there is.
-        problems: held-out problems to answer; None: as the recipe says.
-        untuned: also measure the recipe's own model.
-        progress: called with the share done (0 to 1) and what is being done.
-        out: a folder for evaluation.json and, of theses, their predictions; None: nothing is written.
-        drawing: draw several answers to each question as well; None: do not.
+    Arguments are as of `evaluate_run`. `out` gets evaluation.json and, of theses, their predictions; None: nothing is written.
 
     Raises:
         UserError: the folder or the data cannot be used, or do not go together.

@@ -37,14 +37,7 @@ class Scored:
 
 @torch.inference_mode()
 def score(model: Decoder, data: PreparedData, sequence: int, limit: int) -> Scored:
-    """Score held-out sequences one by one: the conversations, or windows of text, that training validates on.
-
-    Args:
-        model: a Hugging Face model.
-        data: with a held-out split.
-        sequence: most tokens of one.
-        limit: most targets, in whole sequences.
-    """
+    """Score held-out sequences one by one, `limit` targets at most: conversations, or windows of text, as training does."""
     length = torch.as_tensor(np.asarray(data.tokenizer.token_bytes()).astype(np.int64))
     rows = []
     for ids, targets in _sequences(data, sequence, limit):

@@ -56,11 +56,9 @@ class Signals:
 
 
 def read_signals(path: str | Path, column: str = "predicted") -> Signals:
-    """Read predictions.
+    """Read predictions: CSV or JSON lines with ticker, as_of_date, the action and perhaps confidence.
 
-    Args:
-        path: CSV or JSON lines with ticker, as_of_date, predicted and perhaps confidence.
-        column: of the action; 'action' has the right ones.
+    `column` is that of the action; 'action' has the right ones.
 
     Raises:
         UserError: the file cannot be read, a column is missing, a date or an action is none, or two rows contradict each other.

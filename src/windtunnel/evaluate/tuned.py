@@ -167,15 +167,9 @@ def evaluate_tuned(
     subject: Subject, *, problems: int | None = None, progress: Callable[[float, str], None], out: Path | None = None,
     examine: Examine = examine_conversations, drawing: Drawing | None = None,
 ) -> TunedEvaluation:  # fmt: skip
-    """Measure a model, then the untuned one, of which one at a time is in memory.
+    """Measure a model, then the untuned one, of which one at a time is in memory; arguments are as of `report.evaluate_run`.
 
-    Args:
-        subject: the model, with data and recipe.
-        problems: held-out questions; None: as the recipe says (stages.evaluate.exact_match_problems).
-        progress: called with the share done (0 to 1) and what is being done.
-        out: the folder for predictions and picture, where predictions that were interrupted are gone on with; None: not written.
-        examine: makes the exam.
-        drawing: draw several answers to each question as well; None: do not.
+    `out` is the folder for predictions and picture, where predictions that were interrupted are gone on with; None: not written.
 
     Raises:
         UserError: there is nothing to score or to ask, the metric cannot be used, or `out` cannot be written.
