@@ -158,13 +158,13 @@ def without_settings(source: str) -> str:
 def _module(name: str, init: list[str], given: str, arguments: str, forward: list[str]) -> str:
     takes = f", {given.lower()}" if given else ""
     return (
-        f"class {name}(nn.Module):\n    def __init__(self{takes}):\n        super().__init__()\n{_indented(init, 8)}"
-        f"\n    def forward(self, {arguments}):\n{_indented(forward, 8)}"
+        f"class {name}(nn.Module):\n    def __init__(self{takes}):\n        super().__init__()\n{_indented(init)}"
+        f"\n    def forward(self, {arguments}):\n{_indented(forward)}"
     )
 
 
-def _indented(lines: list[str], by: int) -> str:
-    return "".join(textwrap.indent(line, " " * by) + "\n" for line in lines)
+def _indented(lines: list[str]) -> str:
+    return "".join(textwrap.indent(line, " " * 8) + "\n" for line in lines)
 
 
 def _init_arguments(task: Description) -> list[str]:

@@ -90,7 +90,11 @@ def survey_text(data: Data, files: list[CorpusFile], separator: str | None, prog
 
     def scan(longest: int) -> Survey:
         characters = np.zeros(0x110000, dtype=bool) if auto else None
-        return _scan(files, separator, Survey(longest=longest, characters=characters, mark=mark), progress)
+        made = Survey(longest=longest, characters=characters, mark=mark)
+        for batch in text_batches(files, separator, longest):
+            made.add(batch)
+            progress(min(1.0, made.bytes / total))
+        return made
 
     found = scan(piece if few else LARGEST_DOCUMENT)
     if not few and found.documents < FEW_DOCUMENTS:
@@ -122,14 +126,6 @@ def survey_arithmetic(corpus: ArithmeticCorpus, seed: int, share: float) -> Surv
     found.characters = np.zeros(128, dtype=bool)
     found.characters[list(ARITHMETIC_ALPHABET.encode())] = True
     return split_by_key(found, share)
-
-
-def _scan(files: list[CorpusFile], separator: str | None, found: Survey, progress: Callable[[float], None]) -> Survey:
-    total = sum(f.size for f in files)
-    for batch in text_batches(files, separator, found.longest):
-        found.add(batch)
-        progress(min(1.0, found.bytes / total))
-    return found
 
 
 def text_batches(files: list[CorpusFile], separator: str | None, longest: int) -> Iterator[DocumentBatch]:

@@ -19,7 +19,6 @@ from .theses_xml import is_xml, xml_parts, xml_records
 from .tokenizer import Tokenizer
 
 _SAME = {"as-of-date": "as_of_date", "as_of": "as_of_date"}
-_EVERY = 1_000
 _TOGETHER = 500
 Source = tuple[str, Record]
 
@@ -67,18 +66,21 @@ def thesis_parts(files: Sequence[CorpusFile], report: Callable[[float], None], *
         UserError: a file cannot be read as what it is.
     """
     for file, read in _with_report(files, report):
+        read(0)
         if _is_xml(file):
-            if divide:
-                yield from xml_parts(file.path, read)
-                continue
-        elif form_of(file.path, "records") == "jsonl":
+            yield from xml_parts(file.path, read) if divide else read_parts(_of_xml(file.path, read))
+        elif (form := form_of(file.path, "records")) == "jsonl":
             done = 0
             for number, lines in line_parts(file.path):
                 done += len(lines)
                 read(done)
                 yield LinesPart(file.path, number, lines)
-            continue
-        yield from read_parts(_records(file, read))
+        else:
+            yield from read_parts((f"{file.path}:{row}", _renamed(record)) for row, record in records(file.path, form))
+
+
+def _of_xml(path: str, read: Callable[[int], None]) -> Iterator[Source]:
+    yield from ((f"{path}:{line}", record) for line, record in xml_records(path, read))
 
 
 def read_parts(found: Iterator[Source]) -> Iterator[ReadPart]:
@@ -89,8 +91,8 @@ def read_parts(found: Iterator[Source]) -> Iterator[ReadPart]:
 
 def thesis_records(files: Sequence[CorpusFile], report: Callable[[float], None]) -> Iterator[Source]:
     """Yield (source, record) of every thesis in the files, unchecked; arguments and errors as of `thesis_parts`."""
-    for file, read in _with_report(files, report):
-        yield from _records(file, read)
+    for part in thesis_parts(files, report, divide=False):
+        yield from part.records()
 
 
 def _with_report(
@@ -110,17 +112,6 @@ def _with_report(
 def _is_xml(file: CorpusFile) -> bool:
     with open_bytes(file.path) as opened:
         return is_xml(file.path, opened.read(512))
-
-
-def _records(file: CorpusFile, read: Callable[[int], None]) -> Iterator[Source]:
-    if _is_xml(file):
-        for line, record in xml_records(file.path, read):
-            yield f"{file.path}:{line}", record
-        return
-    for number, record in records(file.path, form_of(file.path, "records")):
-        if number % _EVERY == 0:
-            read(0)
-        yield f"{file.path}:{number}", _renamed(record)
 
 
 def _renamed(record: Record) -> Record:

@@ -80,18 +80,18 @@ def interval_of(sums: Array, statistic: Callable[[Array], Array], *, small: bool
     return Interval(value, float(low), float(high))
 
 
-def flip_signs(differences: Array, flips: int = FLIPS) -> float:
+def flip_signs(differences: Array) -> float:
     """Return the two-sided p value that clusters' differences add up to as much by chance, as if each had either sign.
 
     Of few clusters every choice of signs is counted, of more a sample of them (Good 2005, Permutation, Parametric and
     Bootstrap Tests of Hypotheses).
     """
     moved = differences[differences != 0]
-    if 2 ** len(moved) <= flips:
+    if 2 ** len(moved) <= FLIPS:
         signs = 1.0 - 2.0 * (np.arange(2 ** len(moved))[:, None] >> np.arange(len(moved)) & 1)
         return float((np.abs(signs @ moved) >= abs(moved.sum()) - 1e-9).mean())
-    signs = 1.0 - 2.0 * np.random.default_rng(DRAW_SEED).integers(0, 2, (flips, len(moved)))
-    return float((1 + (np.abs(signs @ moved) >= abs(moved.sum()) - 1e-9).sum()) / (1 + flips))
+    signs = 1.0 - 2.0 * np.random.default_rng(DRAW_SEED).integers(0, 2, (FLIPS, len(moved)))
+    return float((1 + (np.abs(signs @ moved) >= abs(moved.sum()) - 1e-9).sum()) / (1 + FLIPS))
 
 
 def _expanded(count: int) -> float:

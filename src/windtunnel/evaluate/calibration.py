@@ -83,12 +83,12 @@ def calibrate(
     return Calibration(len(rows), len(truth) - len(rows), ece, scores[0], scores[1], nats, bins)
 
 
-def reliability(confidence: Array, right: Array, bins: int = BINS) -> tuple[Bin, ...]:
+def reliability(confidence: Array, right: Array) -> tuple[Bin, ...]:
     """Return bins of equal width, each open below and closed above, that have (n,) predictions in them."""
-    number = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
+    number = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
     found = []
     for i in np.unique(number).tolist():
         inside = number == i
         mean, share = float(confidence[inside].mean()), float(right[inside].mean())
-        found.append(Bin(i / bins, (i + 1) / bins, int(inside.sum()), mean, share))
+        found.append(Bin(i / BINS, (i + 1) / BINS, int(inside.sum()), mean, share))
     return tuple(found)

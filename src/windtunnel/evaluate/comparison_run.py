@@ -59,13 +59,13 @@ class Comparison:
         """Training FLOPs of a member."""
         return member.shape.flops_per_token * self.length.batch_tokens * self.length.steps
 
-    def steps_within(self, times: float = ASK_FROM) -> int | None:
-        """Return the most steps, up to the run's, for which all can be trained, the run's own model too, for `times` its FLOPs.
+    def steps_within(self) -> int | None:
+        """Return the most steps, up to the run's, for which all can be trained, the run's own too, for ASK_FROM times its FLOPs.
 
         In two figures, rounded down; None where that is fewer than `LEAST_STEPS`.
         """
         each = [self.member_flops(member) / self.length.steps for member in self.members]
-        most = min(int(times * self.flops / sum(each)), round(self.flops / each[0]))
+        most = min(int(ASK_FROM * self.flops / sum(each)), round(self.flops / each[0]))
         figures = 10 ** max(0, len(str(most)) - 2)
         return most // figures * figures if most >= LEAST_STEPS else None
 
@@ -109,7 +109,7 @@ def _comparison(run: RunFolder, folder: Path, steps: int, taken: int, *, itself:
 
 
 def report_comparison(
-    comparison: Comparison, runs: Mapping[str, Path], *, device: str | None = None, progress: Callable[[str], None] | None = None
+    comparison: Comparison, runs: Mapping[str, Path], progress: Callable[[str], None] | None = None
 ) -> ComparisonReport:
     """Measure the trained members on the same held-out data, weigh them and write RUN/flop_matched.json.
 
@@ -128,7 +128,7 @@ def report_comparison(
         say(f"measuring {member.name}")
         folder = runs[member.name]
         require_data(RunFolder.open(folder), data, OTHER_DATA)
-        loaded = load_run(folder, "best", device)
+        loaded = load_run(folder, "best")
         measured[member.name] = measure(loaded.model, data, units)
         trained[member.name] = _trained(folder, member, loaded.checkpoint.step, data.tokenizer.vocab)
     assert own.recipe.trm is not None

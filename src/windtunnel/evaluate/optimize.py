@@ -31,7 +31,6 @@ class Sampling:
     samples: int = 16
     tokens: int = 2048
     temperature: float = 1.0
-    top_p: float = 1.0
     seed: int = 0
 
 
@@ -190,8 +189,7 @@ def ask(generator: Generator, reference: str, sampling: Sampling) -> tuple[list[
     if tokens < sampling.tokens:
         remarks.append(f"answers have at most {tokens:,} tokens: the model's context is {generator.context:,}")
     jobs = [
-        GenerationJob(tuple(ids), tokens, sampling.temperature, sampling.top_p, seed=sampling.seed + number)
-        for number in range(sampling.samples)
+        GenerationJob(tuple(ids), tokens, sampling.temperature, seed=sampling.seed + number) for number in range(sampling.samples)
     ]
     try:
         said = generator.generate(jobs)

@@ -179,7 +179,7 @@ def _solved(kind: str, right: Any, blank: Any, *, held_out: bool) -> Solved:
 
 
 def _halting(exact: Any, logits: Any, used: int) -> Halting:
-    """Return what the halting head is worth in the first `used` steps, from (N, n) which puzzles are right and its (N, n) logits."""
+    """Return what the halting head is worth in the first `used` steps, of (N, n) answers and (N, n) logits."""
     stop = logits[:used] > 0
     stop_at = np.where(stop.any(0), stop.argmax(0), used - 1)
     told = stop == exact[:used]
