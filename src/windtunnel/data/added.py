@@ -41,6 +41,7 @@ def add_tokens(own: Folder, texts: Sequence[str], begin: str = "pieces") -> Fold
         if text in there:
             _require_usable(own, text, there[text], added)
     plain = [text for text in texts if there.get(text) not in added]
+    # A normalizer could change the text before it is looked for: lower case, or Unicode's form C.
     inner.add_tokens([tokenizers.AddedToken(text, normalized=False) for text in plain])
     ids = {text: token for text in texts if (token := inner.token_to_id(text)) is not None}
     new = {text: token for text, token in ids.items() if text not in there}
@@ -87,6 +88,7 @@ def _require_usable(own: Folder, text: str, token: int, added: Mapping[int, toke
 
 def _require_whole(made: Folder, text: str, token: int) -> None:
     """Refuse a text that is not one id, or that its id does not give back."""
+    # Alone, between letters and between blanks: SentencePiece takes a blank before a token as part of it.
     for before, after in (("", ""), ("a", "b"), (" ", " ")):
         ids = made.encode(f"{before}{text}{after}").tolist()
         if ids.count(token) != 1 or made.decode([token]).strip() != text or text not in made.decode(ids):

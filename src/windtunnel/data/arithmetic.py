@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 SOURCE = "arithmetic corpus"
-CHUNK = 1 << 16
+CHUNK = 1 << 16  # documents made at once; only memory depends on it, since each depends on its own number alone
 _EXPRESSION = re.compile(r"-?\d+(?:\.\d+)?(?:[+-]\d+(?:\.\d+)?)*")
 
 
@@ -33,7 +33,7 @@ def solve(expression: str) -> str:
     if not _EXPRESSION.fullmatch(expression):
         raise ValueError(f"{expression!r} is not a sum such as '12+34' or '-1.5-2'")
     with localcontext() as context:
-        context.prec = 60
+        context.prec = 60  # more digits than any sum here has, so that nothing is rounded
         total = sum((Decimal(term) for term in re.findall(r"[+-]?[\d.]+", expression)), Decimal(0))
         text = format(total, "f")
     text = text.rstrip("0").rstrip(".") if "." in text else text
@@ -94,6 +94,7 @@ class _Draws:
 
     def _uniform(self) -> Array:
         self._state = self._state + GOLDEN
+        # The upper 53 bits, as many as a float holds, so that every value below 1 is equally likely.
         return (mix(self._state) >> np.uint64(11)) * 2.0**-53
 
     def below(self, low: int, high: int) -> Array:
@@ -123,6 +124,7 @@ class _Grid:
 
     def number(self, scaled: Array, width: int, decimals: int, used: Array) -> None:
         """Add numbers times 10**decimals, without leading zeros or trailing ones behind the point."""
+        # Division of 32-bit integers takes half the time.
         rest: Any = scaled.astype(np.uint32 if 10 ** (width + decimals) < 2**32 else np.uint64)
         ten = rest.dtype.type(10)
         shown = np.zeros(self._count, dtype=bool)
@@ -216,6 +218,7 @@ def held_out_problems(prepared: PreparedData, n: int, seed: int, answer_after: s
     starts = np.flatnonzero(tokens == prepared.tokenizer.bos)
     ends = np.append(starts[1:], len(tokens))
     key = np.array([seed & (2**64 - 1), 0], dtype=np.uint64)
+    # Raw output of Philox stays the same over NumPy's versions, so that runs are measured on the same problems for good.
     order = np.argsort(np.random.Philox(key=key).random_raw(len(starts)), kind="stable")
     chosen: dict[str, Problem] = {}
     for i in order:

@@ -53,6 +53,7 @@ class Batch:
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         """Yield `input_ids` and `targets`."""
+        # Whoever unpacked a packed batch would let positions attend to other documents.
         assert self.plain, "a packed batch is more than tokens and targets"
         yield self.input_ids
         yield self.targets

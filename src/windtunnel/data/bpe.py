@@ -43,6 +43,7 @@ class BPE(Subwords):
             inner = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exception
             raise UserError(f"tokenizer {path} cannot be read: {error}") from None
+        # The loaders and checks find documents by BOS, and prepared files hold it as 0.
         if inner.token_to_id(BOS_TEXT) != BOS:
             raise UserError(f"tokenizer {path}: expected {BOS_TEXT} as token 0", _FIX)
         try:
@@ -82,7 +83,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int, special: Sequence[str] = ()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=[BOS_TEXT, *special],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),  # every byte is a token, so that no text is unknown
         show_progress=False,
     )
     inner.train_from_iterator(texts, trainer)

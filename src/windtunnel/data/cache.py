@@ -16,7 +16,7 @@ from pathlib import Path
 from windtunnel.files import fsync_folder
 from windtunnel.recipe import UserError
 
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # a quota, or the largest file that a disk can hold, is as good as full
 
 
 def cache_root(cache: str | Path | None = None) -> Path:
@@ -87,10 +87,11 @@ def new_folder(final: Path, alone: bool) -> Iterator[Path]:
     try:
         folder.mkdir()
         yield folder
+        # It is there where it is damaged or out of date; who has mapped its files keeps them.
         if final.exists():
             shutil.rmtree(final)
         os.rename(folder, final)
-        fsync_folder(final.parent)
+        fsync_folder(final.parent)  # a rename is lost in a power cut until its folder is written
     except OSError as error:
         if error.errno in _FULL:
             message = f"no space left for prepared data in {final.parent}: {error.strerror}"
@@ -102,6 +103,7 @@ def new_folder(final: Path, alone: bool) -> Iterator[Path]:
 
 def check_free_space(folder: Path, needed: int) -> None:
     """Refuse before writing when `needed` bytes and a tenth more are not free. Raises UserError."""
+    # A tenth for what else is written meanwhile.
     free, wanted = shutil.disk_usage(folder).free, int(needed * 1.1)
     if free < wanted:
         raise UserError(

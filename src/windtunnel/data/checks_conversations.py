@@ -24,9 +24,9 @@ from .templates import ChatTemplate
 
 MOST_RECORDS = 200_000
 LABELS = 20  # answers of so few kinds are labels, whose balance matters
-FEW_INPUTS, FEWEST_INPUTS = 0.5, 0.01
-UNBALANCED, ONE_SIDED = 0.8, 0.98
-IN_PROMPT = 0.5
+FEW_INPUTS, FEWEST_INPUTS = 0.5, 0.01  # share of inputs that differ: worth a warning, and nothing to learn
+UNBALANCED, ONE_SIDED = 0.8, 0.98  # share of the most common label
+IN_PROMPT = 0.5  # share of answers that stand in their own prompt
 _INPUTS = ("prompt", "question", "input", "instruction", "problem")
 _OUTPUTS = ("answer", "completion", "response", "output", "chosen", "truth", "label", "solution", "action")
 _ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -102,6 +102,7 @@ def _judge_answers(rows: list[Record], answers: Counter[str], inputs: Counter[st
     total = sum(answers.values())
     answer, times = answers.most_common(1)[0]
     majority = times / total
+    # Of fewer records any share may be chance.
     if len(answers) <= LABELS and total >= 20:
         what = f"{majority:.0%} of the answers are {answer[:40]!r}"
         if majority >= ONE_SIDED:
@@ -112,6 +113,7 @@ def _judge_answers(rows: list[Record], answers: Counter[str], inputs: Counter[st
     if empty:
         first = next(r.where for r in rows if r.answer is not None and not r.answer.strip())
         found.problem(f"{empty:,} answers are empty, the first at {first}", "fill them or leave the records out", shows="end")
+    # Short answers such as 'no' stand in many prompts by chance.
     told = sum(1 for r in rows if r.answer and len(r.answer.strip()) > 3 and r.answer.strip() in r.prompt)
     if told > IN_PROMPT * total:
         found.warn(f"{told / total:.0%} of the answers stand in their own prompt: the model need only copy; take them out of it")
@@ -210,6 +212,7 @@ def conversations(context: Context, say: Say) -> Evidence:
         packing = file.packing(sequence)
         long = packing.dropped + packing.truncated + packing.untaught
         what = f"{long:,} of {file.samples:,} conversations ({long / file.samples:.0%}) are longer than model.sequence={sequence}"
+        # The next power of two that holds the longest, up to 131,072.
         fix = f"--set model.sequence={min(1 << int(max(file.starts[1:] - file.starts[:-1]) - 1).bit_length(), 1 << 17)}"
         if long > MOST_LONG * file.samples:
             found.problem(f"{what}: most of the data is lost or cut", fix)
@@ -251,6 +254,7 @@ def _judge_held_out(prepared: PreparedData, found: Findings) -> None:
 
 # Chat templates: contents whole and in order, markers that are tokens, an end after each answer.
 
+# Words that no template has in itself.
 SYSTEM, QUESTION, ANSWER, AGAIN, LAST = "You count zebras.", "How many zebras?", "Seventeen zebras.", "And lions?", "Four lions."
 _MARKER = re.compile(r"<\|[^|<>\s]{1,40}\|>|<(?:start|end)_of_turn>")
 

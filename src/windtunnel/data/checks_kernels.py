@@ -43,6 +43,7 @@ def kernel_sides(recipes: Iterable[Recipe]) -> Sides:
             read.append(same)
             reader = TaskReader(asked, recipe.seed)
             for task in reader.read():
+                # As `split_by_key` does where the threshold may not be moved.
                 held = task.side < int(recipe.data.validation * 2**64)
                 side, source = found.held_out if held else found.train, task.record["task"]["source"]
                 if source not in side:

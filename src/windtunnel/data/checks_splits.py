@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-WINDOW_BYTES = 64
+WINDOW_BYTES = 64  # a sentence: shorter windows meet by chance, longer ones miss copies that were edited
 LEAST_WINDOW, MOST_WINDOW = 8, 64
 LEAST_KEPT = 4  # documents of fewer such windows are too short to be judged by parts
 COPIED_PARTS = 0.8  # a document with so much of it in the other split counts as a copy
@@ -66,6 +66,7 @@ def overlap(train: Array, validation: Array, bos: int, bytes_per_token: float) -
     found = np.bincount(owner, weights=known, minlength=len(documents))
     judged = kept >= LEAST_KEPT
     copied = judged & (found >= COPIED_PARTS * kept) & ~same
+    # The first shown is a whole copy and the last a near one, where there are both.
     order = [*np.flatnonzero(same)[:3], *np.flatnonzero(copied)[:3]]
     examples = tuple((int(starts[i]), int(ends[i])) for i in order)
     return Overlap(len(documents), int(same.sum()), int(judged.sum()), int(copied.sum()), examples)
@@ -73,8 +74,8 @@ def overlap(train: Array, validation: Array, bos: int, bytes_per_token: float) -
 
 # No validation document is in training, neither whole nor in large parts.
 
-MOST_TRAIN, MOST_HELD_OUT = 32_000_000, 4_000_000
-SAME, COPIED, MOSTLY_COPIED = 0.01, 0.02, 0.2
+MOST_TRAIN, MOST_HELD_OUT = 32_000_000, 4_000_000  # tokens: a few seconds, and copies are seldom only at the end
+SAME, COPIED, MOSTLY_COPIED = 0.01, 0.02, 0.2  # share of held-out documents: 1 % is repeated in most text from the web
 
 
 def splits(context: Context, say: Say) -> Evidence:
@@ -105,7 +106,7 @@ def splits(context: Context, say: Say) -> Evidence:
     if seen.judged:
         text += f"; {seen.copied:,} of {seen.judged:,} long enough to tell are near copies"
     facts = {"held_out": seen.documents, "same": seen.same, "judged": seen.judged, "near_copies": seen.copied}
-    return found.evidence(text, facts, blocks=False)
+    return found.evidence(text, facts, blocks=False)  # a leak spoils the measure, not the training
 
 
 # Puzzles: each has exactly one solution, the one that is trained on; none is in both splits.

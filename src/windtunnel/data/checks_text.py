@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 SAMPLE_BYTES = 200_000_000
 LOOKED_AT_BYTES = 32_000_000  # of so much text the characters are looked at; lengths and repetitions are of the whole sample
 SHOWN = 60
-COMMON_LINES = 20_000
-REMEMBERED = 50
+COMMON_LINES = 20_000  # of each batch: rarer lines are no padding, and all of them would fill the memory
+REMEMBERED = 50  # of each batch, to show one; hashes alone are counted
 # UTF-8 that was read as Latin-1 or Windows-1252 and written as UTF-8 again: 'Ã©', 'â€™', 'Â '.
 _MOJIBAKE = re.compile(rb"\xc3\x83\xc2[\x80-\xbf]|\xc3\xa2\xe2\x82\xac|\xc3\x82\xc2[\xa0-\xbf]")
 _CONTROL = re.compile(rb"[\x01-\x08\x0b\x0e-\x1f\x7f]")
@@ -182,15 +182,15 @@ class _Characters:
 # Judgements on the profile.
 
 REPLACED, DAMAGED = 1e-5, 1e-3  # share of bytes from which signs of a wrong encoding are told, and refused
-CONTROL = 1e-4
+CONTROL = 1e-4  # share of bytes
 TAGS = 0.005  # HTML tags a byte; Python's own sources have a thirtieth of that
-ONE_LINE, ONE_CHARACTER = 0.2, 0.6
+ONE_LINE, ONE_CHARACTER = 0.2, 0.6  # share of the text; the blank is a fifth of English, and of tables up to half
 REPEATED, MOSTLY_REPEATED = 0.05, 0.5
 GENERATED_REPEATED, GENERATED_MOSTLY = 0.6, 0.95  # sums of few digits repeat by their nature
-TINY_BYTES = 4
-ENORMOUS = 0.25
-MANY = 100
-CUT_BYTES, SAME_LENGTH = 64, 0.5
+TINY_BYTES = 4  # half of the documents so short: the separator is a letter or a blank
+ENORMOUS = 0.25  # share of the text in one document
+MANY = 100  # documents or lines, with fewer of which shares say nothing
+CUT_BYTES, SAME_LENGTH = 64, 0.5  # shorter documents have one length by nature, as sums or labels do
 
 
 def _own_text(context: Context) -> bool:

@@ -27,14 +27,15 @@ FEW_INPUTS, FEWEST_INPUTS = 0.5, 0.01  # of the theses: share that ask something
 UNBALANCED, ONE_SIDED = 0.6, 0.9  # of the test period's labels: share of the most common
 SHIFTED = 0.2  # total variation distance between the labels trained on and those tested on
 FEW_TESTED = 300  # with so many, the 95 % interval of an accuracy is 11 points wide
-GARBLED, MANY_GARBLED = 0.001, 0.05
-GATE_VOCABULARY = 1024
+GARBLED, MANY_GARBLED = 0.001, 0.05  # share of theses: names with accents may be quoted wrongly at the source
+GATE_VOCABULARY = 1024  # trained in a second
 FEW_COPIES, MANY_COPIES = 0.01, 0.2  # of the held-out theses: share with nearly the same text in training
+# The card says it in words, templates of Llama and others in a system message.
 CARD_FILES = ("README.md", "chat_template.jinja", "tokenizer_config.json")
 _MONTHS = {
     name.lower(): number for names in (calendar.month_abbr, calendar.month_name) for number, name in enumerate(names) if name
 } | {"sept": 9}
-_CARD_BYTES = 4 << 20
+_CARD_BYTES = 4 << 20  # tokenizer_config.json of large vocabularies has megabytes
 # "Knowledge cutoff: 2024-06", "Cutting Knowledge Date: December 2023", "a cutoff of Dec. 2023", "Cutoff date: June 30, 2024".
 _DAY = r"(?P<{}>\d\d?)(?:st|nd|rd|th)?"
 _SAID = re.compile(
@@ -136,7 +137,7 @@ def periods(recipe: Recipe, prepared: PreparedData) -> Evidence:
     kept, begins = facts["kept"], datetime.date.fromisoformat(facts["test_start"])
     for name in ("validation", "test"):
         if kept[name] < FEW_TESTED:
-            half = 1.96 * (0.25 / max(1, kept[name])) ** 0.5
+            half = 1.96 * (0.25 / max(1, kept[name])) ** 0.5  # the widest interval, that of an accuracy of one half
             key = "data.split.validation_days" if name == "validation" else "the test period"
             found.warn(f"{kept[name]:,} theses in {name}: an accuracy there is known to ±{half:.0%}; lengthen {key}")
     cutoff, said = split.knowledge_cutoff, "data.split.knowledge_cutoff"
@@ -184,6 +185,7 @@ def knowledge_cutoff(folder: Path) -> tuple[datetime.date, str] | None:
         except OSError:
             continue
         found += [(day, name) for match in _SAID.finditer(text) if (day := _last_day(match)) is not None]
+    # The latest: a card of a fine-tuned model names its base's cut-off too.
     return max(found) if found else None
 
 
@@ -194,6 +196,7 @@ def _last_day(match: re.Match[str]) -> datetime.date | None:
         if iso is not None and len(iso) == len("2024-06-01"):
             return datetime.date.fromisoformat(iso)
         year, month = (int(part) for part in iso.split("-")) if iso else (int(match["year"]), _MONTHS[match["month"].lower()])
+        # A month alone is taken to its last day, so that no day the model may know counts as new.
         return datetime.date(year, month, int(day) if day else calendar.monthrange(year, month)[1])
     except ValueError:
         return None

@@ -28,7 +28,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 MOST = 8  # processes that one reader and one writer can keep busy
-_PIPE = 1 << 20
+_PIPE = 1 << 20  # bytes: with the usual 64 KiB both ends wait for one another at every part
 # A process a core: none needs threads of its own.
 _ALONE = {
     **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"), "1"),

@@ -99,6 +99,8 @@ class ConversationReader:
                 where = f"{file.path}:{number}"
                 try:
                     if self.format == "auto":
+                        # The first record decides for all: files that mix formats are usually several corpora put together by
+                        # mistake.
                         self.format = _format_of(record)
                     yield self.conversation(where, record)
                 except Malformed as error:
@@ -284,6 +286,7 @@ def learned(message: Message, index: int, last: int, loss: str) -> bool:
 
     `last` is the index of the assistant's last turn, `loss` answers, last or all.
     """
+    # `weight` is how OpenAI's files say it.
     for key in _TRAINED:
         if key in message:
             return bool(message[key])

@@ -19,8 +19,8 @@ from .documents import DocumentBatch, batch_of
 from .formats import BOM, Form, dataset_files, form_of, half_character, open_bytes, records, unreadable
 from .not_text import refuse_utf16, to_utf8
 
-BLOCK = 8 << 20
-LARGEST_DOCUMENT = 64 << 20
+BLOCK = 8 << 20  # bytes read at once, and of documents in a batch: large enough that Python's part in it does not show
+LARGEST_DOCUMENT = 64 << 20  # longer ones are cut, since a document is tokenized whole and takes many times its size then
 _NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 
 
@@ -76,9 +76,11 @@ def listed_files(patterns: Sequence[str], *, every_split: bool = False) -> list[
                 )
         for file in matches:
             if file.size:
+                # Patterns may overlap, and links lead to one file: text must not be trained on twice.
                 found.setdefault(os.path.realpath(file.path), file)
     if not found:
         raise UserError(f"data.corpus.files: every file of {', '.join(patterns)} is empty", "give files with text in them")
+    # The order of documents decides the tokens, and file systems list in any order.
     return sorted(found.values(), key=lambda f: f.path)
 
 
@@ -270,10 +272,12 @@ def _pieces(document: bytes, longest: int) -> Iterator[bytes]:
 def _cut(text: bytes, longest: int) -> int:
     """Return where to cut a document that is longer than `longest`: at most there, and never inside a character."""
     for mark in (b"\n\n", b"\n", b" "):
+        # Not in the first half, or a text with few blank lines would become many short pieces.
         found = text.rfind(mark, longest // 2, longest)
         if found >= 0:
             return found + len(mark)
     cut = longest
+    # Bytes 10xxxxxx go on with a character, which has at most four in UTF-8.
     while cut > longest - 4 and text[cut] & 0xC0 == 0x80:
         cut -= 1
     return cut if cut > 0 else longest
@@ -286,6 +290,7 @@ def _checked(path: str, documents: list[bytes], offsets: list[int]) -> Iterator[
     if not documents:
         return
     batch = batch_of(path, documents, offsets)
+    # Checked as a whole: a decode call for each document takes several times as long.
     text = batch.text.tobytes()
     nul = text.find(b"\0")
     if nul >= 0:

@@ -70,7 +70,7 @@ def batch_of(
     return DocumentBatch(source, text, starts, keys, None if offsets is None else np.asarray(offsets, dtype=np.int64), records)
 
 
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio: its multiples are spread evenly
 
 
 def mix(x: Array) -> Array:

@@ -168,6 +168,7 @@ def _code(draw: random.Random) -> Exercise:
     prompt = f"Write a Python function solve(xs) that takes a list of integers, keeps {keep.words}, {does}, and returns {words}."
     lines = [f"found = [x for x in xs if {keep.code}]", *(f"found = [{change.code} for x in found]" for change in changes)]
     solution = "\n    ".join(["def solve(xs):", *lines, f"return {end}"])
+    # The empty list first: it is what solutions forget.
     cases = [[], *([draw.randint(-20, 20) for _ in range(draw.randint(1, 8))] for _ in range(5))]
     results = [finish([_changed(x, changes) for x in case if keep.apply(x)]) for case in cases]
     tests = "\n".join(f"assert solve({case}) == {result!r}" for case, result in zip(cases, results, strict=True))

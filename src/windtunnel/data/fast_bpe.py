@@ -40,6 +40,7 @@ KNOWN = (
     (0x20A0, 0x20BF), (0x2100, 0x218B), (0x2190, 0x2426), (0x2460, 0x2B73), (0x3000, 0x303F), (0x3041, 0x3096), (0x3099, 0x30FF),
     (0x4E00, 0x9FEF), (0xAC00, 0xD7A3), (0xFF01, 0xFFBE), (0x1F300, 0x1F64F),
 )  # fmt: skip
+# Newer characters have other classes in one of the libraries than in the other.
 _OTHER = re.compile(f"[^{''.join(f'{chr(first)}-{chr(last)}' for first, last in KNOWN)}]")
 _SHORT_LINE, _SHORT_LINES_KEPT = 64, 1 << 15
 # Characters of lines that are remembered, and how many of them: of long ones few, since most come only once.
@@ -85,6 +86,7 @@ class FastBPE:
         normalizer = described.get("normalizer") or {"type": "Sequence", "normalizers": []}
         normal = normalizer["type"] == "NFC"
         added = {token["content"]: token["id"] for token in described["added_tokens"] if token["content"]}
+        # Two expressions that look alike may cut some text otherwise: only those are taken that a test has compared.
         if words not in (GPT2, QWEN, LLAMA, *known_words) or not (normal or normalizer.get("normalizers") == []):
             return None
         if any(token[flag] for token in described["added_tokens"] for flag in ("lstrip", "rstrip", "single_word")):
@@ -198,6 +200,7 @@ def _merged(model: dict[str, Any], words: list[str]) -> list[list[int]]:
     """Return the ids that words become by merging alone."""
     import tokenizers
 
+    # Without ignore_merges, with which a word that is a token is not merged, so that nothing would be shown.
     bare: dict[str, Any] = {"version": "1.0", "added_tokens": [], "model": model | {"ignore_merges": False}}
     bare |= dict.fromkeys(("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder"))
     inner = tokenizers.Tokenizer.from_str(json.dumps(bare))

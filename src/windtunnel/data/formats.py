@@ -19,15 +19,15 @@ from .not_text import refuse_other, to_utf8
 
 Form = Literal["text", "jsonl", "array", "parquet", "arrow"]
 
-LONGEST_LINE = 64 << 20
-LARGEST_ARRAY = 4 << 30
+LONGEST_LINE = 64 << 20  # a line is held whole; longer ones are files without line ends
+LARGEST_ARRAY = 4 << 30  # Python's objects of it take several times as much
 BOM = codecs.BOM_UTF8
 _GZIP, _ZSTD, _PARQUET = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1"
 _ARROW = (b"ARROW1", b"\xff\xff\xff\xff")  # a file, a stream
-_HEAD = 64 << 10
+_HEAD = 64 << 10  # a first record may be long, and fewer bytes would end inside it
 _LINES = 20  # of the head, by which a text is told from JSON lines
 _ZSTD_BLOCK = 32 << 10  # compressed bytes taken at once: even a bomb then grows by megabytes, not by gigabytes
-_ROWS = 1024
+_ROWS = 1024  # of a table at once: rows become Python objects, which are large
 _PART = 1 << 20
 
 
@@ -170,6 +170,7 @@ def _is_json_lines(path: str, head: bytes) -> bool:
     first = lines[0].startswith(b'{"') and (_is_object(lines[0]) or (len(lines) == 1 and b'":' in text and len(head) == _HEAD))
     if first and suffix == ".json":
         return True
+    # Trained on as text, a model would learn braces and keys, and nobody would notice before it is asked something.
     if first or sum(map(_is_object, lines[:-1])) > len(lines) // 2:
         begins = "begins with a JSON object" if first else "has a JSON object on most lines"
         raise UserError(
@@ -377,6 +378,7 @@ def dataset_files(folder: str, *, every_split: bool = False) -> list[str]:
             root = root / "train"
         if (root / "state.json").is_file():
             state = json.loads((root / "state.json").read_text(encoding="utf-8"))
+            # The Arrow files then hold rows that the dataset has left out, or in another order.
             if state.get("_indices_files"):
                 raise UserError(
                     f"data.corpus.files: {root} is a view of a dataset by indices",
@@ -386,6 +388,7 @@ def dataset_files(folder: str, *, every_split: bool = False) -> list[str]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"data.corpus.files: {root} is not a saved dataset: {error}", "save it again with save_to_disk") from None
     found = sorted(str(p) for p in root.rglob("*") if p.is_file() and _is_records_name(p.name))
+    # The hub's convention: data/train-00000-of-00001.parquet, or a folder of that name.
     train = [path for path in found if "train" in os.path.relpath(path, root)]
     if not found:
         raise UserError(

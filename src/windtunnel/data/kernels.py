@@ -127,6 +127,7 @@ def split_keys() -> dict[str, int]:
     found: dict[str, int] = {}
     for level in LEVELS:
         names = [one.name for one in combinations(level) if one.name not in found]
+        # An order by hash, so that what is held out has nothing to do with what the operators do.
         names.sort(key=lambda name: xxhash.xxh3_64_intdigest(name.encode()))
         found |= {name: (2 * place + 1) * 2**63 // len(names) for place, name in enumerate(names)}
     return found
@@ -141,6 +142,7 @@ def draw_tasks(asked: KernelTasks, seed: int) -> Iterator[KernelTask]:
         order = orders[level]
         combination = order[number // len(asked.levels) % len(order)]
         for attempt in range(_MOST_DRAWS):
+            # Of the task's own number: asking for more tasks changes none of the first ones.
             key = np.array([seed & (2**64 - 1), number * _MOST_DRAWS + attempt], dtype=np.uint64)
             task = describe(combination, level, np.random.Generator(np.random.Philox(key=key)))
             written = write_task(task)
@@ -156,6 +158,7 @@ def _spread(every: Sequence[Combination], keys: dict[str, int]) -> list[Combinat
     The first is held out if any is.
     """
     order = sorted(every, key=lambda one: keys[one.name])
+    # Steps of the golden ratio spread any beginning evenly; a step prime to the length visits each once.
     step = next(step for step in range(round(len(order) * 0.618), 2 * len(order)) if np.gcd(step, len(order)) == 1)
     return [order[place * step % len(order)] for place in range(len(order))]
 

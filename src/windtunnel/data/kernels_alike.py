@@ -120,6 +120,7 @@ class HeldOut:
     def like(self, other: Profile) -> str | None:
         """Return which held-out task another is like, and how; None where it is like none."""
         for one in self._by_operators.get(other.operators, ()):
+            # A model's name makes another network of the same code.
             if one.texts != other.texts:
                 continue
             if one.shapes == other.shapes:
@@ -152,12 +153,12 @@ def _called(node: ast.Call, *, building: bool) -> Iterator[str]:
     if name in _PLUMBING:
         return
     if name == "conv2d" and len(node.args) > 2 and isinstance(node.args[2], ast.Constant) and node.args[2].value == 1:
-        name = "pointconv"
+        name = "pointconv"  # a kernel of 1 x 1 is a product, which is another task to write a kernel for
     yield _SAME.get(name, name)
     layer = building and node.func.attr.lower() in _BIASED
     off = any(k.arg == "bias" and isinstance(k.value, ast.Constant) and k.value.value is False for k in node.keywords)
     if layer and not off:
-        yield "add"
+        yield "add"  # layers with a bias add it, as a separate addition would
 
 
 def _root(node: ast.expr) -> str:

@@ -69,6 +69,7 @@ class TaskReader:
         self.dropped, self.like = [], []
         held = held_out_tasks(self.asked)
         for task in draw_tasks(self.asked, self.seed):
+            # Profiles are read only where there is something to compare with.
             if held.profiles and self._is_like(held, profile(task.written.reference, task.name)):
                 continue
             yield self._generated(task)
@@ -209,4 +210,5 @@ def _no_kernel(text: str) -> str | None:
         isinstance(node, ast.FunctionDef) and any("jit" in ast.unparse(one) for one in node.decorator_list)
         for node in ast.walk(tree)
     )
+    # KernelBook's answers are TorchInductor's output, which holds kernels as text.
     return None if jitted or "async_compile.triton" in text else "its Triton code has no @triton.jit function"

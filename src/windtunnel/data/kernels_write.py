@@ -375,6 +375,7 @@ def _answer(task: Description, init: list[str], given: str, arguments: str) -> s
     signature = ", ".join([*tensors, *numbers, *(f"{key}: tl.constexpr" for key in constants)])
     call = ", ".join([*tensors.values(), *numbers.values(), *(f"{key}={value}" for key, value in constants.items())])
     lines = "".join(textwrap.indent(line, "    ") + "\n" for line in body)
+    # The kernels count on rows that lie one behind the other, and callers may pass transposed tensors.
     copies = [f"{one} = {one}.contiguous()" for one in ("x", *task.seconds)]
     forward = [*copies, *host, f"{name}[{grid}]({call})", "return out"]
     imports = TRITON_IMPORTS + (LIBDEVICE if "libdevice." in lines else "")
@@ -418,6 +419,7 @@ def _launch(task: Description) -> tuple[dict[str, str], dict[str, str], list[str
     layer = "self.gate" if task.gate else "self.linear"
     host = [f"N, K = {layer}.weight.shape", "M = x.numel() // K"]
     host.append("out = torch.empty((*x.shape[:-1], N), dtype=x.dtype, device=x.device)")
+    # An operator along rows needs whole rows in one program, so that fewer of them fit.
     high, wide = ("16", "triton.next_power_of_2(N)") if task.row else (block, block)
     grid = f"(triton.cdiv(M, {high}),)" if task.row else f"(triton.cdiv(M, {block}), triton.cdiv(N, {block}))"
     constants = {"BLOCK_M": high, "BLOCK_N": wide, "BLOCK_K": "32"}

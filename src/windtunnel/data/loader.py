@@ -19,7 +19,7 @@ from .transfer import Ready, Transfer, this_device
 if TYPE_CHECKING:
     import torch
 
-PREFETCH = 4
+PREFETCH = 4  # micro-batches ready: enough to hide a slow read, few enough to drop at a seek
 
 
 class BatchLoader:
@@ -183,6 +183,7 @@ class BatchLoader:
 def _put(stop: threading.Event, out: queue.Queue[Any], item: Any) -> None:
     while not stop.is_set():
         try:
+            # With a limit, so that a loader that is closed while the queue is full does not leave its thread waiting.
             out.put(item, timeout=0.05)
             return
         except queue.Full:

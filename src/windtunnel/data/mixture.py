@@ -92,7 +92,7 @@ class MixtureFile(TokenFile):
             own = np.array([row - starts[part] if row >= 0 else -1])
             lacks = self.parts[part].read(own, sequence, out[i : i + 1])
             if lacks:
-                short[i] = lacks[0]
+                short[i] = lacks[0]  # a part knows this row as its first
         return short
 
 

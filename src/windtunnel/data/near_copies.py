@@ -62,6 +62,7 @@ class Marks:
 
 def mark(texts: Sequence[str]) -> Marks:
     """Return the marks of some texts, which can be made apart from those of others."""
+    # Case and blanks change when text is copied by hand.
     words = [" ".join(text.lower().split()).encode("utf-8", "replace") for text in texts]
     hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, words), dtype=np.uint64, count=len(words))
     keys, last = np.zeros((len(words), BANDS), dtype=np.uint64), np.zeros((len(words), BANDS * ROWS), dtype=np.uint8)
@@ -164,6 +165,7 @@ def jaccard(one: str, other: str) -> float:
 
 def _minima(words: Sequence[bytes]) -> Array:
     """Return (texts, BANDS * ROWS) uint64: of texts that have a share of their windows in common about so many are the same."""
+    # A zero byte stands for the beginning of a text, as BOS among tokens; short texts are filled up to one window.
     joined = b"\0" + b"\0".join(text.replace(b"\0", b" ").ljust(WINDOW + 2 * KEPT) for text in words)
     piece = hash_windows(np.frombuffer(joined, dtype=np.uint8).astype(np.uint64), 0, WINDOW, kept=KEPT)
     minima = np.full((len(words), BANDS * ROWS), _EMPTY)

@@ -48,6 +48,7 @@ def refuse_utf16(path: str, head: bytes) -> None:
         name = "utf-32"
     elif head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         name = "utf-16"
+    # Plain binary files have zeros too, but not in every second place.
     elif len(head) >= 16 and head[:64].count(0) >= len(head[:64]) // 3:
         # ASCII as UTF-16 has a zero in every second byte.
         even, odd = head[:64:2].count(0), head[1:64:2].count(0)

@@ -23,7 +23,7 @@ from .tokens import Draw, Short, TokenFile
 FIRST, LEARNED = np.uint32(1 << 31), np.uint32(1 << 30)
 IDS = np.uint32((1 << 30) - 1)
 NO_TARGET = np.uint32(0xFFFFFFFF)  # -1 once it is seen as int32
-_BLOCK = 1 << 20
+_BLOCK = 1 << 20  # tokens read at once
 ROUND = 256  # positions with a target are scored in multiples of this
 SHAPES = 8  # of them there are at most so many where shapes are to be few
 
@@ -221,6 +221,7 @@ class ConversationFile(TokenFile):
                 wanted[row, at : at + length - 1] = np.where(stored[1:] & LEARNED, stored[1:] & IDS, NO_TARGET)
                 positions[row, there] = np.arange(length)
                 at += length
+            # Padding is a document of its own, so that no sample attends to it.
             positions[row, at:] = np.arange(sequence - at)
         return {}
 
@@ -238,6 +239,7 @@ def best_fit(lengths: Array, sequence: int) -> tuple[Array, Array]:
     assert len(lengths) == 0 or 1 <= lengths.min() <= lengths.max() <= sequence
     order = np.argsort(-lengths, kind="stable")
     pack_of = np.empty(len(lengths), dtype=np.int64)
+    # Packs by the room that they have left: the lowest set bit of `rooms` from a length on is the fullest pack that fits.
     by_room: list[list[int]] = [[] for _ in range(sequence + 1)]
     rooms = 0  # bit r: a pack with room for r tokens is open
     packs = 0
@@ -298,5 +300,6 @@ def target_rows(targets: Array, multiple: int = ROUND) -> Array:
     """Return the flattened positions that have a target, then others up to a multiple of 256 (tiles of a matrix product)."""
     there = targets.reshape(-1) != NO_TARGET
     found = np.flatnonzero(there)
+    # At least one tile: a batch without any target has to go through the same kernels.
     wanted = min(there.size, -(-max(1, len(found)) // multiple) * multiple)
     return np.concatenate([found, np.flatnonzero(~there)[: wanted - len(found)]])

@@ -50,12 +50,12 @@ from .write import (
     write_splits,
 )
 
-FORMAT = 1
+FORMAT = 1  # of the folder: changes when older ones can no longer be read
 THESES = 4  # changes when theses are read, checked or counted otherwise than before
 KERNELS = 2  # changes when other kernel tasks are generated than before, or are judged by other inputs
 # Keys of a corpus that say where the data are, or that what is found decides: the contents count instead.
 _NOT_CONTENT = defaultdict(lambda: {"files", "megabytes"}, text={"files", "format"})
-HASHED_BYTES = 1 << 30
+HASHED_BYTES = 1 << 30  # a second or two
 
 
 @dataclass(frozen=True)
@@ -360,6 +360,7 @@ def _fingerprint(recipe: Recipe, files: list[CorpusFile], report: Progress) -> s
         parts = [_fingerprint(part, _files(part.data.corpus), report) for part in _sources(recipe)]
         told = [[source.name, source.weight] for source in data.corpus.sources]
         return hashlib.sha256(json.dumps([FORMAT, parts, told]).encode()).hexdigest()[:16]
+    # The seed decides what is generated, not how files are read: with files, runs of other seeds share their data.
     generated = isinstance(data.corpus, ConversationCorpus | ThesisCorpus) and not data.corpus.files
     unused = {"arithmetic", "generated"} if data.files else set()
     definition: dict[str, Any] = {
@@ -383,6 +384,7 @@ def _fingerprint(recipe: Recipe, files: list[CorpusFile], report: Progress) -> s
         definition["tokenizer"] = folder_tokenizer(recipe).checksum
     if generated or data.corpus.kind in ("arithmetic", "sudoku", "prompts"):
         definition["seed"] = recipe.seed
+    # Another version of the library may learn other merges from the same text.
     if data.tokenizer.kind == "bpe":
         import tokenizers
 

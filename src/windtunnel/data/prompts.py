@@ -41,7 +41,7 @@ from .write import NAMES, Progress, SplitWriter, Written
 
 PROMPT_KEYS = ("prompt", "messages", "question", "problem")
 ANSWER_KEYS = ("answer", "truth", "ground_truth", "solution", "target")
-_AT_ONCE = 256
+_AT_ONCE = 256  # prompts encoded together
 
 
 @dataclass(frozen=True)
@@ -233,6 +233,7 @@ def _read(
             read = _record(where, record, corpus)
             if answered is None:
                 answered = read.answer is not None
+            # A reward without an answer would count a prompt as wrong for good.
             if answered != (read.answer is not None):
                 what = "no answer, and the records before have one" if answered else "an answer, and the records before have none"
                 raise UserError(f"{where}: it has {what}", "give every record an answer, or none")

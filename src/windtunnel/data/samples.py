@@ -29,7 +29,7 @@ from .write import NAMES, Progress, Split, SplitWriter, Written, folder_tokenize
 if TYPE_CHECKING:
     from .prepared import PreparedData
 
-_AT_ONCE = 256
+_AT_ONCE = 256  # conversations encoded together
 # What a terminal would obey.
 _CONTROLS = {code: "\ufffd" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"}
 STORED = np.dtype(np.uint32)
@@ -148,6 +148,7 @@ def conversation_tokenizer(recipe: Recipe, texts: Callable[[], Iterator[str]], s
             "--set data.tokenizer.kind=folder (a model's own), or bpe",
         )
     share = sampled_share(wanted, size, report)
+    # Evenly over the corpus, since files are often sorted by source.
     chosen = (text for i, text in enumerate(texts()) if int(i * share) != int((i + 1) * share))
     return train_bpe(chosen, wanted.vocab_size, (CHATML_START, CHATML_END))
 

@@ -155,6 +155,7 @@ class Folder(Subwords):
     def _before_documents(self) -> int:
         if self._adds_bos():
             return self._id("bos_token")
+        # Qwen's, Llama's and SentencePiece's names of it.
         for text in ("<|endoftext|>", "<|end_of_text|>", "</s>"):
             if (found := self._inner.token_to_id(text)) is not None:
                 return int(found)
@@ -187,6 +188,7 @@ class Folder(Subwords):
                 inner = tokenizers.Tokenizer.from_file(str(root / "tokenizer.json"))
             else:
                 inner = _convert(root, key)
+            # Tokenizer.json may hold the length that its author trained with, and text would be cut without a word.
             inner.no_truncation()
             inner.no_padding()
             return cls(inner, files)

@@ -95,7 +95,7 @@ def write_puzzle_file(path: Path, puzzles: Puzzles) -> None:
         os.fsync(file.fileno())
 
 
-_BATCHES = (512, 2048)
+_BATCHES = (512, 2048)  # puzzles tried at once: few for a few, so that the last batch is not mostly thrown away
 # A batch that adds less than this share of its tries means that the puzzles are running out.
 _WORTH = 0.002
 
@@ -153,6 +153,7 @@ def make_puzzles(corpus: SudokuCorpus, seed: int, progress: Callable[[float], No
         UserError: there are not as many different ones.
     """
     grade, size = GRADES.index(corpus.grade), _BATCHES[corpus.puzzles > _BATCHES[1]]
+    # 4x4 puzzles are made faster than processes start.
     processes = 1 if corpus.box == 2 or corpus.puzzles <= size else cores()
     parts: list[Puzzles] = []
     seen: set[bytes] = set()
@@ -193,6 +194,7 @@ def held_out_of(keys: Array, share: float) -> Array:
     Raises:
         UserError: all keys are equal.
     """
+    # Keys are equal for symmetries of one puzzle, which must not lie on both sides.
     values = np.sort(keys)
     threshold = values[min(len(keys) - 1, max(1, round(share * len(keys))) - 1)]
     held_out = np.asarray(keys <= threshold)

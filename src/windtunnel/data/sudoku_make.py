@@ -66,6 +66,7 @@ def full_grids(n: int, box: int, rng: np.random.Generator) -> Array:
         c, status = propagate(c)
         solved = status == SOLVED
         done[left[solved]] = grids_of(c[:, :, solved])
+        # Beginning anew is cheaper than going back, since few grids come to a contradiction.
         c[:, :, status == IMPOSSIBLE] = blank
         c, left = np.ascontiguousarray(c[:, :, ~solved]), left[~solved]
     return done
@@ -130,6 +131,7 @@ def make_batch(box: int, grade: int, seed: int, number: int, size: int) -> Puzzl
     9x9 puzzles are minimal: no clue can go. There are too few different minimal 4x4 puzzles, so these keep a random
     number of clues.
     """
+    # Kinds of puzzles with one seed have nothing in common.
     key = np.array([(seed << 8 | box << 4 | grade) & (2**64 - 1), number], dtype=np.uint64)
     rng = np.random.Generator(np.random.Philox(key=key))
     solutions = full_grids(size, box, rng)
@@ -143,7 +145,7 @@ def make_batch(box: int, grade: int, seed: int, number: int, size: int) -> Puzzl
     return Puzzles(inputs, solutions, found, splits).take(keep)
 
 
-_ROUNDS = 4
+_ROUNDS = 4  # of colour refinement: after four, cells have heard of every other cell twice over
 _KEYS_AT_ONCE = 512  # puzzles: what is computed of them stays in a core's own cache
 
 

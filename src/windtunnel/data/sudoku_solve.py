@@ -177,7 +177,7 @@ def _take(pool: list[tuple[Array, Array]]) -> tuple[Array, Array]:
         room = AT_ONCE - total
         if len(owner) > room:
             pool.append((c[:, :, :-room], owner[:-room]))
-            c, owner = c[:, :, -room:], owner[-room:]
+            c, owner = c[:, :, -room:], owner[-room:]  # the rest waits on the stack
         parts.append((c, owner))
         total += len(owner)
     if len(parts) == 1:
@@ -197,7 +197,7 @@ def _divide(c: Array) -> tuple[Array, Array]:
     rest = low.copy()
     cell, each = fewest(c), np.arange(n)
     value = low[cell, each]
-    first = value & (~value + _ONE)
+    first = value & (~value + _ONE)  # the lowest bit
     low[cell, each] = first
     rest[cell, each] = value & ~first
     return low.reshape(c.shape), rest.reshape(c.shape)

@@ -29,10 +29,10 @@ from .corpus import LARGEST_DOCUMENT, CorpusFile, corpus_files, listed_files, re
 from .documents import DocumentBatch, batch_of
 from .formats import form_of
 
-FEW_DOCUMENTS = 100
-PIECE = 64 << 10
+FEW_DOCUMENTS = 100  # a split by document needs some of each side
+PIECE = 64 << 10  # bytes: some twenty pages, within which a model can still learn what belongs together
 SMALLEST_PIECE = 4 << 10
-_EXPECTED_ENOUGH = 50
+_EXPECTED_ENOUGH = 50  # held-out documents expected, with which a split is empty once in 10**21
 
 
 @dataclass
@@ -159,7 +159,7 @@ def split_by_key(found: Survey, share: float, *, exactly: bool = False) -> Surve
 
 
 MOST_FILES = 5_000
-GENERATED = 4
+GENERATED = 4  # runs of generated documents
 
 
 def sample_documents(recipe: Recipe, most_bytes: int) -> Iterator[DocumentBatch]:

@@ -52,6 +52,7 @@ def _hub_tokenizer(tokenizer: Tokenizer) -> str:
         inner.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
         inner.decoder = decoders.Fuse()
         inner.add_special_tokens([BOS_TEXT])
+    # In training BOS stands before every document, so it has to stand before what is asked.
     inner.post_processor = processors.TemplateProcessing(
         single=f"{BOS_TEXT} $A", pair=f"{BOS_TEXT} $A $B", special_tokens=[(BOS_TEXT, tokenizer.bos)]
     )

@@ -22,9 +22,9 @@ SHORTEST, LONGEST = 50, 10_000  # characters of the reasoning
 SPLITS = ("train", "validation", "test")
 REJECTS = "rejects.jsonl"
 PRICES = "prices.parquet"  # in prepared data: what generated theses are about
-EARLIEST = datetime.date(1900, 1, 1)
-MOST_INDICATORS, LONGEST_INDICATOR = 200, 1_000
-_SHORT = 24
+EARLIEST = datetime.date(1900, 1, 1)  # earlier days are wrong years
+MOST_INDICATORS, LONGEST_INDICATOR = 200, 1_000  # more is another table put into a field
+_SHORT = 24  # characters of values that are remembered
 _ONCE = ("ticker", "as_of_date", "reasoning", "support", "action")
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 _TAG = re.compile(r"</?(?:reasoning|support|action)>", re.IGNORECASE)
@@ -151,6 +151,7 @@ def check_thesis(record: Mapping[str, Any], source: str, today: datetime.date, i
     if len(support) > LONGEST:
         raise Rejected(f"support longer than {LONGEST} characters", f"{len(support):,} characters")
     for name, text in (("reasoning", reasoning), ("support", support)):
+        # A tag inside would end the element early when the answer is read.
         if "<" in text and (found := _TAG.search(text)):
             raise Rejected("tag of the answer inside a text", f"{name} holds {found[0]}")
     return asked.thesis(source, reasoning, support, action)
@@ -199,6 +200,7 @@ def _question(record: Mapping[str, Any], today: datetime.date, instruction: str,
 
 def _parts(output: str) -> dict[str, str]:
     """Reasoning, support and action of an answer; none where it is not written as one."""
+    # Cut first: the expression goes back and forth over a text, and one of megabytes would take long.
     found = _ANSWER.fullmatch(output[: 4 * LONGEST])
     return found.groupdict() if found else {}
 

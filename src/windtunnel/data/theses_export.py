@@ -79,6 +79,7 @@ def _write(prepared: PreparedData, folder: Path, sequence: int | None) -> list[P
         write_json(dataset / "dataset_dict.json", {"splits": list(SPLITS)})
         folder.parent.mkdir(parents=True, exist_ok=True)
         if folder.exists():
+            # An empty folder that is there may be a mount or have permissions of its own, so it is filled, not replaced.
             for made in temporary.iterdir():
                 os.rename(made, folder / made.name)
         else:

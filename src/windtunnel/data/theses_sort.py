@@ -98,6 +98,7 @@ class Checker:
     def __call__(self, part: Part) -> Checked:
         """Return what became of a part's records, but for those that only an earlier part shows to be duplicates."""
         made, rows, texts = Checked(), [], list[str]()
+        # Days repeat in every part, and finding a day's period takes longer than looking it up.
         splits: dict[datetime.date, str] = {}
         for place, (source, record) in enumerate(part.records()):
             made.read += 1
@@ -283,6 +284,7 @@ def _again(part: Part, checked: Checked, twice: dict[int, str]) -> list[Refusal]
     """Return what is written of theses that are given twice: of their records as they are read, which is done again for it."""
     if not twice:
         return []
+    # Duplicates are few: reading a part again is cheaper than keeping every record.
     read = list(part.records())
     made = []
     for number, reason in twice.items():

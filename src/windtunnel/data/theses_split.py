@@ -51,6 +51,7 @@ def write_theses(
         UserError: a file cannot be read, a split is empty, or the template refuses a thesis.
     """
     assert recipe.data.split is not None
+    # The lines of the splits, and their tokens.
     check_space(2 * sum(file.size for file in files))
     periods = recipe.data.split.periods(corpus.forward_days)
     found = _sorted(recipe, corpus, files, folder, report)
@@ -125,6 +126,7 @@ def _copies(folder: Path, found: Sorted, report: Progress) -> dict[str, Any]:
     pairs = {
         ("validation" if i < begin else "test", i if i < begin else i - begin): ("train", *hit) for i, hit in finder.found.items()
     }
+    # A copy in training counts before one in validation.
     pairs = {("test", i): ("validation", *hit) for i, hit in among.found.items()} | pairs
     examples = [
         f"{name}.jsonl:{number + 1} is {similarity:.0%} the same as {other}.jsonl:{line + 1}"

@@ -24,15 +24,16 @@ from windtunnel.recipe import UserError
 from .formats import open_bytes
 from .theses import Record
 
-BLOCK = 1 << 18
+BLOCK = 1 << 18  # bytes fed at once
 LONGEST_TOKEN = 16 << 20  # bytes of one tag or comment, which Expat holds as a whole
 LONGEST_TEXT = 2_000_000  # characters kept of one text: more than any thesis may have, so that it is rejected for its length
-DEEPEST = 64
-MOST_CHILDREN = 1_000
-PART = 1 << 20
-_LONGEST_HEAD = 1 << 20
+DEEPEST = 64  # elements in one another: a thesis has three, and hostile files thousands
+MOST_CHILDREN = 1_000  # indicators kept of one thesis
+PART = 1 << 20  # bytes that a process reads at once: some thousand theses
+_LONGEST_HEAD = 1 << 20  # bytes before the first thesis
 _ROOTS = ("stock-theses", "theses")
 _FIELDS = ("ticker", "as_of_date", "reasoning", "support", "action")
+# Markup that stands within a word; other elements part words, as a paragraph does.
 _INLINE = frozenset(("a", "b", "code", "em", "i", "q", "span", "strong", "sub", "sup", "u"))
 _GROUP = ("indicators", "indicator")
 _GIVEN = ("ticker", "as_of_date", "action")
@@ -79,6 +80,7 @@ def xml_records(path: str, report: Callable[[int], None]) -> Iterator[tuple[int,
             if not block:
                 return
             fed += len(block)
+            # Expat keeps what it has been fed until a tag ends.
             if fed - max(0, parser.CurrentByteIndex) > LONGEST_TOKEN:
                 what = f"{path}:{parser.CurrentLineNumber}: one tag or comment is longer than {LONGEST_TOKEN >> 20} MiB"
                 raise UserError(what, "look at that line: no thesis has such a tag")
@@ -118,6 +120,7 @@ def xml_parts(path: str, report: Callable[[int], None]) -> Iterator[XmlPart]:
 def _root_of(head: bytes) -> tuple[str, dict[str, str]]:
     """Return name and attributes of the document element that is open behind a file's head. Raises Undividable."""
     encoding = _ENCODING.match(head)
+    # In UTF-16 a tag does not begin with the bytes that are looked for.
     if encoding and encoding[1].lower() != b"utf-8":
         raise Undividable
     reader = _Reader()
@@ -199,6 +202,7 @@ def _keep(record: Record, path: Sequence[str], text: str, told: str | None) -> N
     """Put the text of an element that has no others in it where it belongs, or the value that its attributes told."""
     name = path[-1]
     if len(path) == 1 and name in _FIELDS:
+        # Given twice with two values: both are kept, so that it can be refused.
         before = record.get(name)
         record[name] = text if before in (None, text) else (before, text)
         return
@@ -224,7 +228,7 @@ class _Reader:
     def __init__(self) -> None:
         self.found: list[tuple[int, Record]] = []
         self.parser = expat.ParserCreate()
-        self.parser.buffer_text = True
+        self.parser.buffer_text = True  # else every line of a text is a call
         self.parser.buffer_size = 1 << 16
         self.parser.StartDoctypeDeclHandler = self._doctype
         self.parser.StartElementHandler = self._start

@@ -98,6 +98,7 @@ class StreamDecoder:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        # A byte-level token may end inside a character, of which half would be shown as U+FFFD.
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token: int) -> str:

@@ -159,6 +159,7 @@ class SequenceOrder:
         """Return (count,) the sequences of one epoch in the order they are visited."""
         if epoch not in self._kept:
             key = np.array([self.seed & (2**64 - 1), epoch], dtype=np.uint64)
+            # Not `permutation`: its method may change with NumPy's version.
             raw = np.random.Philox(key=key).random_raw(self.count)
             order = np.argsort(raw, kind="stable").astype(np.uint32 if self.count < 2**32 else np.uint64)
             # A batch can straddle two epochs; older ones are never needed again.

@@ -75,6 +75,7 @@ class Transfer:
             self._stream = torch.cuda.Stream(self._device)
         self._next = 0
         kind = getattr(torch, _SIGNED[dtype])
+        # Without CUDA the copy is done when `send` returns, and one buffer is enough.
         self._hosts = [torch.zeros(shape, dtype=kind, pin_memory=self._cuda) for _ in range(slots if self._cuda else 1)]
         self._arrays: list[Array] = [host.numpy().view(np.dtype(dtype)) for host in self._hosts]
         self._events: list[torch.cuda.Event | None] = [None] * len(self._hosts)

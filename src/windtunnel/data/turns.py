@@ -13,6 +13,7 @@ CallForm = Literal["mapping", "text", "null"]
 # How a template wants calls: arguments as a mapping (most), as JSON text, or so and beside content null (DeepSeek's).
 CALL_FORMS: tuple[CallForm, ...] = ("mapping", "text", "null")
 
+# DeepSeek's and Qwen's name, OpenRouter's, and gpt-oss's.
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 _TAG = re.compile(r"<[^<>\s]*>")
 _WORD = re.compile(r"\w+")
@@ -85,6 +86,7 @@ def unsaid(message: Message, text: str) -> str | None:
         bare = bare or "".join(text.split())
         if "".join(part.split()) in bare:
             continue
+        # In order, with others between: a template may set a text apart line by line.
         words = iter(_WORD.findall(_TAG.sub(" ", text)))
         if not all(word in words for word in _WORD.findall(_TAG.sub(" ", part))):
             return shown(part.strip())

@@ -11,10 +11,10 @@ import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-CHUNK = 1 << 21
+CHUNK = 1 << 21  # tokens hashed at once: 16 MiB of hashes
 KEPT = 16  # one window in so many is looked at, chosen by its hash: the same ones wherever the text stands
-_FEW = 1 << 17
-_FACTOR = np.uint64(0x9E3779B97F4A7C15 | 1)
+_FEW = 1 << 17  # positions whose powers are kept: texts are many, and splits few
+_FACTOR = np.uint64(0x9E3779B97F4A7C15 | 1)  # odd, so that it has an inverse
 _INVERSE = np.uint64(pow(int(_FACTOR), -1, 2**64))
 
 

@@ -272,6 +272,7 @@ def folder_tokenizer(recipe: Recipe) -> Folder:
     rows = table_rows(config)
     if config is not None and rows is not None:
         tokenizer.require_fits(rows, f"vocab_size in {config / 'config.json'}", own=wanted.path is None)
+    # Random weights know no ids yet, and any tokenizer will do.
     begins = recipe.training[0].init_from if recipe.training else None
     if wanted.path and config is not None and begins is None and (config / "tokenizer.json").is_file():
         _require_same_ids(tokenizer, Folder.from_folder(str(config), "model.config"), wanted.path, config)
@@ -317,6 +318,7 @@ def _training_texts(found: Survey, batches: Iterable[MakeBatch], share: float) -
         pieces = -(-np.diff(batch.starts)[training] // STRETCH)
         document = np.repeat(training, pieces)
         place = np.arange(len(document)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+        # By a hash, so that the sample is the same whatever the order of files and batches.
         drawn = mix(batch.keys[document] + place.astype(np.uint64) * GOLDEN)
         for i in np.flatnonzero(drawn < np.uint64(share * 2**64)):
             first = int(batch.starts[document[i]]) + STRETCH * int(place[i])
@@ -338,6 +340,7 @@ def ordered_map(work: Callable[[T], R], items: Iterable[T], *, threads: int | No
         try:
             for item in items:
                 pending.append(pool.submit(work, item))
+                # A few more than are worked on, so that no thread waits for the consumer; `Executor.map` would take in all items.
                 if len(pending) > threads + 1:
                     yield pending.popleft().result()
             while pending:

@@ -42,6 +42,7 @@ def _draw_confusion(axes: Any, report: ActionReport) -> None:
         axes.text(column, row, text, ha="center", va="center", fontsize=9, color="white" if share > 0.55 else INK)
     axes.set_xticks(range(len(names) + 1), [*names, "none"])
     axes.set_yticks(range(len(names)), names)
+    # Parts what could not be read from the classes.
     axes.axvline(len(names) - 0.5, color="white", linewidth=4)
     axes.set_xlabel("said (none: it could not be read)", color=INK)
     axes.set_ylabel("truth", color=INK)
@@ -65,6 +66,7 @@ def _draw_reliability(axes: Any, report: ActionReport) -> None:
     else:
         middle = [(each.low + each.high) / 2 for each in found.bins]
         most = max(each.n for each in found.bins)
+        # A quarter of the height, so that the bars do not hide the curve.
         heights = [0.25 * each.n / most for each in found.bins]
         axes.bar(middle, heights, width=0.9 / BINS, color=GRID, label=f"predictions (most {most:,})")
         axes.plot(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SHORT = {"STRONG_BUY": "S.BUY", "STRONG_SELL": "S.SELL"}
 CLASS_COLUMNS = ("class", "precision", "recall", "F1", "of", "said", "")
-FEW_PROBABILITIES = 100
+FEW_PROBABILITIES = 100  # ten a bin
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 _OPEN = re.compile(r"<\s*action\s*>", re.IGNORECASE)
 _CLOSE = re.compile(r"<\s*/\s*action\s*>", re.IGNORECASE)
 _ELEMENT = re.compile(r"<\s*action\s*>(.*?)<\s*/\s*action\s*>", re.IGNORECASE | re.DOTALL)
+# Any of Unicode's hyphens: models write them as they read them.
 _BETWEEN_WORDS = re.compile(r"[\s_\-\u2010-\u2015]+")
 _SHOWN = 40
 

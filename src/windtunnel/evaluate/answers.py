@@ -43,9 +43,9 @@ from .kernel_questions import group_of, records_of, spread
 from .match import wilson
 
 AT_ONCE = 32  # answers generated together; their keys and values are what generating takes of memory beside the weights
-SHOWN = 5
-QUESTION_SEED = 103
-WAIT_SECONDS = 0.01
+SHOWN = 5  # wrong answers in a report
+QUESTION_SEED = 103  # added to the recipe's, as others are: an order of the held-out documents that nothing else uses
+WAIT_SECONDS = 0.01  # between two looks at whether an answer is there
 
 
 @dataclass(frozen=True)
@@ -202,16 +202,19 @@ def held_out_questions(
     asked: dict[tuple[int, ...], tuple[Question, int]] = {}
     ends, too_long = {data.tokenizer.eos}, 0
     kernels = recipe.sft is not None and recipe.sft.answers is not None and recipe.sft.answers.metric == "kernel"
+    # The validation that chooses the best checkpoint asks from the beginning, the evaluation in the end from the other end.
     for i in order[::-1] if from_end else order:
         file, number = samples[i]
         prompt, turn = (part.tolist() for part in file.last_turn(number))
         if not prompt or len(prompt) > sequence or len(prompt) + tokens > context:
             too_long += bool(prompt)
             continue
+        # A learned token without text at the end of a turn is what ends turns, whatever the tokenizer calls it.
         if not data.tokenizer.decode(turn[-1:]):
             ends.add(turn[-1])
         question = Question(tuple(prompt), data.tokenizer.decode(prompt), data.tokenizer.decode(turn))
         asked.setdefault(question.ids, (question, number))
+        # Of kernels all are gathered: those that are asked are chosen among them by kind.
         if len(asked) == most and not kernels:
             break
     if not asked:

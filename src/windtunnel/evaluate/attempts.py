@@ -23,7 +23,7 @@ from windtunnel.verify import KernelOutcome
 from .answers import AT_ONCE, Answer, Completion, Judging, Question, Questions, complete_jobs, groups_of
 from .bootstrap import Array, Interval, cluster_sums, interval_of, number_clusters
 
-ATTEMPT_SEED = 109
+ATTEMPT_SEED = 109  # added to the drawing's, so that attempts are not the samples of the same seed
 MOST = 1000
 # Attempts drawn together there; where that is too much for its memory, the generator goes on with half as many.
 AT_ONCE_ON_GPU = 128
@@ -56,6 +56,7 @@ class Drawing:
 
     def jobs(self, questions: Sequence[Question], tokens: int) -> list[GenerationJob]:
         """Return the attempts at questions, one question after another; no two have the same seed."""
+        # Room for four billion attempts before the next seed's begin.
         first = (self.seed + ATTEMPT_SEED) << 32
         asked = [question for question in questions for _ in range(self.each)]
         return [GenerationJob(one.ids, tokens, temperature=self.temperature, seed=first + i) for i, one in enumerate(asked)]
@@ -110,6 +111,7 @@ class Attempts:
             "right": share(lambda one: one.right),
         }
         right = [one for each in tried for one in each if one.right]
+        # A mean over those that were timed would leave out the slow ones that ran out of time.
         if not right or any(one.speedup is None for one in right):
             return found
         for name, least in FASTER.items():

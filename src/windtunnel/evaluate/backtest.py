@@ -29,7 +29,7 @@ from .equity import (
 from .prices import Prices
 from .signals import Signals
 
-NAMED = 6
+NAMED = 6  # tickers and jumps named in a note
 
 
 @dataclass(frozen=True)
@@ -160,6 +160,7 @@ def _buy_and_hold(prices: Prices, tickers: set[str], account: Account, rules: Ba
 
     A ticker is bought at its first price; until then its part is cash. Costs and vanished tickers are as the rules say.
     """
+    # The tickers that signals are about, bought or not: others were never a choice.
     columns = [i for i, ticker in enumerate(prices.tickers) if ticker in tickers]
     begin, end = np.searchsorted(prices.days, [account.days[1], account.days[-1]])
     bought = prices.close if rules.trade_at == "close" or prices.open is None else prices.open
@@ -191,6 +192,7 @@ def _hits(signals: Signals, prices: Prices, rules: Backtest) -> Hits:
             continue
         before, after = prices.close[[row, row + rules.hold], column[signal.ticker]]
         if math.isfinite(before) and math.isfinite(after):
+            # A price that has not moved is no hit for either side.
             right = after > before if signal.direction > 0 else after < before
             by_day.setdefault(row, []).append((int(right), int(after > before)))
     pairs = [pair for found in by_day.values() for pair in found]

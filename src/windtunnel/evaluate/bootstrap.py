@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, Any]
-DRAWS = 2000
-DRAW_SEED = 107
-FLIPS = 10_000
+DRAWS = 2000  # the interval's ends then vary by a fiftieth of its width
+DRAW_SEED = 107  # fixed: the same answers have the same interval
+FLIPS = 10_000  # choices of signs at most
 CONFIDENCE = 0.95
 FEW = 10  # with fewer clusters an interval says little, however it is made
 
@@ -72,6 +72,7 @@ def interval_of(sums: Array, statistic: Callable[[Array], Array], *, small: bool
     if count < 2:
         return Interval(value, math.nan, math.nan)
     drawn = statistic(np.tensordot(draw_clusters(count), sums, axes=1))
+    # A draw may hold nothing to divide by, such as no answer that is judged.
     drawn = drawn[np.isfinite(drawn)]
     if not len(drawn):
         return Interval(value, math.nan, math.nan)
@@ -89,6 +90,7 @@ def flip_signs(differences: Array) -> float:
     moved = differences[differences != 0]
     if 2 ** len(moved) <= FLIPS:
         signs = 1.0 - 2.0 * (np.arange(2 ** len(moved))[:, None] >> np.arange(len(moved)) & 1)
+        # Sums of the same numbers in another order differ in their last bits, and have to count as equal.
         return float((np.abs(signs @ moved) >= abs(moved.sum()) - 1e-9).mean())
     signs = 1.0 - 2.0 * np.random.default_rng(DRAW_SEED).integers(0, 2, (FLIPS, len(moved)))
     return float((1 + (np.abs(signs @ moved) >= abs(moved.sum()) - 1e-9).sum()) / (1 + FLIPS))

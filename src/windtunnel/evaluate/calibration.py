@@ -10,7 +10,7 @@ import numpy as np
 
 from .bootstrap import Array
 
-BINS = 10
+BINS = 10  # as most papers have it; the error depends on their number
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,7 @@ def calibrate(
     if not pairs:
         return None
     rows = np.array([[row[label] for label in labels] for _, row in pairs], dtype=np.float64)
+    # Rounded in a file of predictions, and scikit-learn takes only what adds up to 1.
     rows /= rows.sum(1, keepdims=True)
     numbers = np.array([number for number, _ in pairs])
     same = np.tile(np.array(list(prior.values())), (len(rows), 1))

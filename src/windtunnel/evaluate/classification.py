@@ -184,6 +184,7 @@ def macro_f1_of(cells: Array, classes: Sequence[int]) -> Array:
     right = np.diagonal(cells[..., :-1], axis1=-2, axis2=-1)[..., classes]
     both = (cells.sum(-1) + cells[..., :-1].sum(-2))[..., classes]
     there = both > 0
+    # F1 is 2 TP / (2 TP + FP + FN): the sums of a row and a column of the matrix.
     f1 = np.where(there, 2 * right / np.where(there, both, 1.0), 0.0)
     return np.asarray(f1.sum(-1) / np.maximum(there.sum(-1), 1))
 

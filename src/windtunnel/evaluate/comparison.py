@@ -17,8 +17,8 @@ from .recurrence_fit import Phi, Plain, Recurrent, fit_phi
 from .refinement_check import Spoilt, spoilt
 
 FORMAT = 1
-FEW_UNITS = 30
-RESAMPLES = 1000
+FEW_UNITS = 30  # with fewer the percentile interval is some percents too narrow
+RESAMPLES = 1000  # each has a fit of the exponent
 ONE_TRAINING = (
     "intervals are over held-out data, of one training of each model: another seed moves losses too, and by how much is not known"
 )

@@ -11,7 +11,7 @@ from .flop_matched import WHOLE_BATCHES
 from .pictures import BLUE, INK, VERMILION, draw_png, frame, write_png
 
 INCHES = (8.5, 5.2)
-TITLE_WIDTH = 88
+TITLE_WIDTH = 88  # letters that fit over the axes
 
 
 def write_comparison_plot(report: ComparisonReport, path: Path) -> Path:

@@ -22,7 +22,7 @@ from .flop_matched import SAME_FLOPS, WHOLE_BATCHES, Length, Member, flop_matche
 from .held_out import held_out_units, measure, require_data
 
 LATE = 10  # a tenth of the run's end is what its training losses are the medians of
-RATES = ("matrix_lr", "embedding_lr")
+RATES = ("matrix_lr", "embedding_lr")  # what recursive and plain models may differ in
 # Times the run's own FLOPs above which trainings are to be confirmed; plain twins and fewer recurrences take about 2.2.
 ASK_FROM = 3.0
 LEAST_STEPS = 10  # of a comparison that is offered: --flop-matched-steps takes no fewer
@@ -52,7 +52,7 @@ class Comparison:
     @property
     def by_weight(self) -> tuple[Member, ...]:
         """The members in the order in which they are trained: without the plain models there is no verdict."""
-        first = ("recursive", SAME_FLOPS, WHOLE_BATCHES, "same-parameters")
+        first = ("recursive", SAME_FLOPS, WHOLE_BATCHES, "same-parameters")  # what is trained first is there if it is interrupted
         return tuple(sorted(self.members, key=lambda m: first.index(m.name) if m.name in first else len(first)))
 
     def member_flops(self, member: Member) -> float:
@@ -66,6 +66,7 @@ class Comparison:
         """
         each = [self.member_flops(member) / self.length.steps for member in self.members]
         most = min(int(ASK_FROM * self.flops / sum(each)), round(self.flops / each[0]))
+        # 150 and not 153: it is a length to be typed.
         figures = 10 ** max(0, len(str(most)) - 2)
         return most // figures * figures if most >= LEAST_STEPS else None
 

@@ -17,9 +17,9 @@ from windtunnel.recipe import PRESETS, Budget, Every, GPTModel, LayoutChoice, Re
 Kind = Literal["run", "plain", "recurrent"]
 CLOSE = 0.03  # largest share by which the FLOPs of the twin of the same FLOPs may differ
 SAME_FLOPS, WHOLE_BATCHES = "same-flops", "same-flops-whole-batches"
-FEWER = 2
+FEWER = 2  # models with fewer applications: three points draw the curve of recurrences
 MOST_DEPTH, MOST_STRETCH = 256, 3.0  # layers that are tried, and by how much depth to width may differ from the run's
-HIDDEN_RANGE = (0.6, 1.6)
+HIDDEN_RANGE = (0.6, 1.6)  # of the usual width of the MLP, beyond which a model is worse for it
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from windtunnel.model import GPT
 from windtunnel.recipe import UserError
 from windtunnel.run import RunFolder
 
-MOST_UNITS = 2000
+MOST_UNITS = 2000  # a matrix of draws and units has to fit into memory
 LEAST_DOCUMENTS = 30  # with fewer documents held out, their differences are those of stretches of text
-SCORED_AT_ONCE = 16_384
+SCORED_AT_ONCE = 16_384  # tokens: their logits are the largest tensor, and must fit on small GPUs
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ def records_of(prompts: Sequence[str], recipe: Recipe) -> list[dict[str, Any] | 
 def _module(prompt: str) -> str:
     """Return the last block of Python, without white space, of which tokenizers make what they like."""
     blocks = _BLOCK.findall(prompt)
+    # The last: a plan before it may hold code too.
     return "".join(blocks[-1].split()) if blocks else ""
 
 

@@ -86,6 +86,7 @@ def validation_loss(
             pairs = [part for nats in found.double() for part in (nats.sum(), torch.where(size > 0, nats, 0).sum())]
             sums += torch.stack([*pairs, here.sum().double(), size.sum().double()])
     finally:
+        # The caller may be in the middle of training.
         model.train(training)
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         dist.all_reduce(sums)

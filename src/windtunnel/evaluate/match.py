@@ -10,9 +10,9 @@ from typing import Any
 from windtunnel.data import Problem
 from windtunnel.generate import GenerationJob, Generator
 
-Z95 = 1.959963984540054
-ANSWER_TOKENS = 32
-STOPS = ("L", "\n")
+Z95 = 1.959963984540054  # standard deviations of a normal distribution that hold 95 %
+ANSWER_TOKENS = 32  # more than a sum has: an answer that goes on is wrong and need not be followed
+STOPS = ("L", "\n")  # what ends a sum in the arithmetic corpus, and what a model may write in its place
 SHOWN = 5
 
 

@@ -82,6 +82,7 @@ def predict_file(
     Raises:
         UserError: the model or the file cannot be used, no thesis can be asked, or `out` cannot be written.
     """
+    # Asked before hours of answering, not when the answers are written.
     if out is not None and file.resolve() in [path.resolve() for path in prediction_files(out)]:
         raise UserError(f"--out {out} would write over {file}, which is asked about", "--out NEW_FOLDER")
     model = (

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from windtunnel.generate import Generator
     from windtunnel.verify import KernelVerifier, Verifiers
 
-MOST_WAITING = 1 << 16
-MOST_CANDIDATE = 1_000_000
+MOST_WAITING = 1 << 16  # candidates: all of them may wait, since the caller has them in memory anyway
+MOST_CANDIDATE = 1_000_000  # bytes of a file with an answer
 HOST_CODE = "read its host code before you use it: what was judged is what it launches, not what else it does"
 PLAIN = "the model has no chat template, so it was asked in plain text"
 
@@ -177,6 +177,7 @@ def ask(generator: Generator, reference: str, sampling: Sampling) -> tuple[list[
     prompt, remarks = task_prompt(reference, plan=True), []
     try:
         ids = generator.text.chat([{"role": "user", "content": prompt}])
+    # A base model has no chat template, and can still go on with a text.
     except UserError:
         ids, remarks = generator.text.encode(prompt + "\n\n"), [PLAIN]
     room = generator.context - len(ids)
@@ -279,7 +280,7 @@ def _prepared(verifiers: Verifiers, tasks: Sequence[Task]) -> tuple[KernelVerifi
         try:
             verifier.prepare()
         except UserError as error:
-            problem = problem or error
+            problem = problem or error  # the first task's: others are made of it
             continue
         except ReferenceBroken as error:
             raise UserError(f"the verifier does not work here: {error}", "windtunnel verify selftest says more") from None

@@ -29,7 +29,7 @@ COLUMNS = (
     "uid", "ticker", "as_of_date", "action", "predicted", "confidence", *(f"p_{action}" for action in ACTIONS), "latency_s",
     "text",
 )  # fmt: skip
-FORMAT = 1
+FORMAT = 1  # of the log; it is part of the file's name, so that another's is never read
 CLOSE = "</action>"
 
 
@@ -107,6 +107,7 @@ class PredictionLog:
         with contextlib.suppress(ValueError, KeyError, TypeError):
             for line in lines:
                 made.append(Prediction.of_record(json.loads(line)))
+        # Half a group is asked again, or the rest of it would be answered beside others than without the interruption.
         whole = len(made) if len(made) == self._total else len(made) // GROUP * GROUP
         os.truncate(self._path, len(head) + sum(map(len, lines[:whole])))
         return made[:whole]
@@ -196,6 +197,7 @@ def score_actions(
         actions: as they are written.
     """
     written = [tokenizer.encode(answer[:element] + action + CLOSE).tolist() for action in actions]
+    # What all actions begin with is computed once; tokens may join the action's first letters to what stands before.
     shared = next(i for i, ids in enumerate(zip(*written, strict=False)) if len(set(ids)) > 1)
     start = [*prompt, *written[0][:shared]]
     tails = [ids[shared:] for ids in written]

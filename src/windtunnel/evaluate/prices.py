@@ -25,8 +25,8 @@ CLOSES = ("close", "price", "close_price", "last")
 OTHERS = ("open", "high", "low", "volume", "dividends", "stock splits", "capital gains", "vwap")
 NULLS = ["", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "-"]
 ACCEPTED = "columns date, ticker and close (perhaps open and adj_close), or date and one column of closes for each ticker"
-HEAD = 1 << 16
-NAMED = 5
+HEAD = 1 << 16  # bytes: the headings, however many tickers
+NAMED = 5  # columns named in a message
 # New shares for old ones: how shares are split, and joined the other way round.
 SPLITS = (*((n, 1) for n in (2, 3, 4, 5, 6, 7, 8, 10, 15, 20, 25, 30, 50, 100)), (3, 2), (4, 3), (5, 4))
 LEAST, MOST = 1e-12, 1e12  # of a price: with others, its ratios and the shares that money buys would be no numbers any more
@@ -79,6 +79,7 @@ def read_prices(path: str | Path) -> Prices:
     """
     path = Path(path)
     table = _table(path)
+    # Reversed, so that of names that are alike the first column counts.
     names = {name.strip().lower(): name for name in reversed(table.column_names)}
     date = next((names[name] for name in DATES if name in names), None)
     if date is None:
@@ -133,6 +134,7 @@ def _table(path: Path) -> pyarrow.Table:
 def _refuse_header(path: Path, names: list[str], head: str) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     second = head.splitlines()[1].lower() if len(head.splitlines()) > 1 else ""
+    # Yfinance writes Price,Close,Close,... and Ticker,AAPL,MSFT,... above the dates.
     if second.startswith("ticker,"):
         raise UserError(
             f"{path} has headings in several lines, as yfinance's tables have with several tickers",

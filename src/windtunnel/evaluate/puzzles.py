@@ -16,8 +16,8 @@ from .match import wilson
 
 # Grades that the run's corpus lacks are made on the spot: their grade alone keeps them apart from all it was trained on.
 OTHER_GRADES, OTHER_SEED = 256, 103
-AT_ONCE = 256
-_GUESSES = ((1, 1), (2, 3), (4, 7), (8, 2**16))
+AT_ONCE = 256  # puzzles solved together
+_GUESSES = ((1, 1), (2, 3), (4, 7), (8, 2**16))  # classes of hard puzzles: each takes about twice the guesses of the one before
 
 
 @dataclass(frozen=True)

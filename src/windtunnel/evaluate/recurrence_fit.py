@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-LEAST_SIZES = 3
-TAIL = 0.025
+LEAST_SIZES = 3  # a power law with a floor has three numbers
+TAIL = 0.025  # share of draws beyond each end of an interval
 # Exponents that are tried for the plain models' curve; the least is a straight line over log N.
 ALPHAS = np.geomspace(0.01, 4.0, 600)
 UNDEFINED = 0.1  # share of resamples without a value from which no interval is given

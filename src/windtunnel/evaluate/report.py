@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from .subject import Subject
     from .tuned import Examine, TunedEvaluation
 
-FORMAT = 1
+FORMAT = 1  # of evaluation.json, which other commands read
 # Another order of the held-out documents than any other use of the recipe's seed.
 PROBLEM_SEED, SAMPLE_SEED = 101, 102
-SCORED_AT_ONCE = 16_384
-PROMPT_TOKENS = 32
+SCORED_AT_ONCE = 16_384  # tokens: see `held_out`
+PROMPT_TOKENS = 32  # of a document that is gone on with
 Progress = Callable[[float, str], None]
 
 
@@ -168,6 +168,7 @@ def evaluate_run(
     loaded = load_run(run, checkpoint, device)
     report(0.05, "data")
     data = prepared or prepare(loaded.recipe)
+    # Ids would stand for other text, and any loss would mean nothing.
     if data.tokenizer.pieces != loaded.tokenizer.pieces:
         raise UserError(
             f"{run}: the data's tokenizer differs from the one of the run: the corpus has changed since",

@@ -14,7 +14,7 @@ from windtunnel.recipe import UserError, parse_json
 
 DIRECTIONS = {"STRONG_BUY": 1, "BUY": 1, "HOLD": 0, "SELL": -1, "STRONG_SELL": -1}
 NEEDED = ("ticker", "as_of_date", "predicted")
-LONGEST_FIELD = 1 << 28
+LONGEST_FIELD = 1 << 28  # letters: an answer of a model may be long
 DATE = re.compile(r"(\d{4}-\d{2}-\d{2})(?:[ T].*)?", re.ASCII)  # a day, perhaps with a time
 
 
@@ -157,7 +157,7 @@ def _signal(path: Path, line: int, record: dict[str, Any], column: str) -> Signa
     try:
         sure = None if confidence in (None, "") else float(confidence)
     except (TypeError, ValueError):
-        sure = -1.0
+        sure = -1.0  # refused below, with what stands there
     if sure is not None and not 0 <= sure <= 1:
         raise UserError(f"{where}: confidence is {confidence!r}", "expected a number from 0 to 1, or nothing")
     return Signal(ticker, as_of, action, sure, line)

@@ -72,6 +72,7 @@ def folder_subject(folder: Path, recipe: Recipe, device: str | None, *, untuned:
         raise UserError(f"recipe {recipe.name} is of a model of kind gpt, and {folder} is a Hugging Face folder", "name another")
     began = base_weights(recipe)
     sft = recipe.sft
+    # The folder's tokenizer and template make the data, and the weights are read from there too.
     here = recipe.model_copy(update={"model": model.model_copy(update={"config": str(folder)})})
     if sft is not None:
         here = here.with_stages(sft=sft.model_copy(update={"init_from": None}))

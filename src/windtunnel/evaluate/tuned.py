@@ -27,7 +27,7 @@ from .predictions import Prediction, PredictionLog, ask_theses, describe_theses,
 from .scored import Scored, score
 from .subject import Subject
 
-UNTUNED = "untuned"
+UNTUNED = "untuned"  # in the names of its files
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class TunedEvaluation:
 
 def perplexity(value: Validation) -> float:
     """Return e to the loss."""
-    return math.exp(min(value.loss, 700.0))
+    return math.exp(min(value.loss, 700.0))  # more is no float, and no model either
 
 
 @dataclass(frozen=True)
@@ -220,6 +220,7 @@ def evaluate_tuned(
     if actions is not None:
         warnings += actions.warnings
         files = _write_theses(out, subject, found, actions) if out is not None else ()
+    # Only now is what they hold written elsewhere.
     for log in logs:
         log.remove()
     return TunedEvaluation(
