@@ -10,15 +10,12 @@ memory; training texts pass by.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import xxhash
 
+from .documents import Array
 from .windows import hash_windows
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 SIMILAR = 0.8
 WINDOW, KEPT = 16, 4  # bytes of a window, and one in how many is used
@@ -28,52 +25,28 @@ BANDS, ROWS = 12, 4
 MOST_COMPARED = 8
 MOST_MET = 50_000_000  # candidates of all held-out texts together, those of each in equal parts; a band that is shared counts one
 LIKELY = BANDS * ROWS // 2  # values of two texts that agree, so that it is worth comparing their words
+# Of a text: a hash of its words, the keys of its bands, and the last byte of each value.
 MARK = np.dtype([("hashes", "u8"), ("keys", "u8", (BANDS,)), ("bytes", "u1", (BANDS * ROWS,))])
 _BLOCK = 1 << 15  # bytes of text whose windows are hashed at once, so that they stay in the processor's cache
 _FACTORS = np.random.RandomState(5).randint(0, 2**62, BANDS * ROWS).astype(np.uint64) * np.uint64(2) + np.uint64(1)
 _EMPTY = np.uint64(2**64 - 1)
 
 
-@dataclass(frozen=True)
-class Marks:
-    """What texts are told apart by.
-
-    Attributes:
-        hashes: (texts,) uint64 of their words. keys: (texts, BANDS) uint64 of their bands.
-        bytes: (texts, BANDS * ROWS) uint8, the last of each value.
-    """
-
-    hashes: Array
-    keys: Array
-    bytes: Array
-
-    @property
-    def stored(self) -> Array:
-        """Return them as they are kept in a file: (texts,) of MARK."""
-        made = np.empty(len(self.hashes), MARK)
-        made["hashes"], made["keys"], made["bytes"] = self.hashes, self.keys, self.bytes
-        return made
-
-    @classmethod
-    def of(cls, stored: Array) -> Marks:
-        """Return marks that were stored."""
-        return cls(*(np.ascontiguousarray(stored[name]) for name in ("hashes", "keys", "bytes")))
-
-
-def mark(texts: Sequence[str]) -> Marks:
-    """Return the marks of some texts, which can be made apart from those of others."""
+def mark(texts: Sequence[str]) -> Array:
+    """Return what texts are told apart by, (texts,) of MARK, which can be made apart from that of others."""
     # Case and blanks change when text is copied by hand.
     words = [" ".join(text.lower().split()).encode("utf-8", "replace") for text in texts]
     hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, words), dtype=np.uint64, count=len(words))
-    keys, last = np.zeros((len(words), BANDS), dtype=np.uint64), np.zeros((len(words), BANDS * ROWS), dtype=np.uint8)
+    marks = np.zeros(len(words), MARK)
+    marks["hashes"] = hashes
     begin = size = 0
     for end, word in enumerate(words, 1):
         size += len(word)
         if size >= _BLOCK or end == len(words):
             minima = _minima(words[begin:end])
-            keys[begin:end], last[begin:end] = _band_keys(minima), minima.astype(np.uint8)
+            marks["keys"][begin:end], marks["bytes"][begin:end] = _band_keys(minima), minima.astype(np.uint8)
             begin, size = end, 0
-    return Marks(hashes, keys, last)
+    return marks
 
 
 class NearCopies:
@@ -83,7 +56,7 @@ class NearCopies:
         found: those with a near copy: number -> (number of the other text, similarity).
     """
 
-    def __init__(self, texts: Sequence[str], marks: Marks | None = None) -> None:
+    def __init__(self, texts: Sequence[str], marks: Array | None = None) -> None:
         """Begin with held-out texts, and their marks where they are known."""
         self.texts = list(texts)
         self.found: dict[int, tuple[int, float]] = {}
@@ -92,24 +65,24 @@ class NearCopies:
         self._met, self._best = np.zeros_like(self._compared), np.zeros_like(self._compared)
         self._most_met = max(64, MOST_MET // max(1, len(self.texts)))
         self._open = np.ones(len(self.texts), dtype=bool)  # not found, and without too many candidates
-        marks = marks or mark(self.texts)
-        self._bytes = marks.bytes
-        self._same = np.argsort(marks.hashes, kind="stable")
-        self._whole = marks.hashes[self._same]
-        flat = marks.keys.reshape(-1)
+        marks = mark(self.texts) if marks is None else marks
+        self._bytes = np.ascontiguousarray(marks["bytes"])
+        self._same = np.argsort(marks["hashes"], kind="stable")
+        self._whole = marks["hashes"][self._same]
+        flat = marks["keys"].reshape(-1)
         order = np.argsort(flat, kind="stable")
         self._keys, self._owners = flat[order], order // BANDS
 
-    def compare(self, others: Sequence[str], marks: Marks | None = None) -> None:
+    def compare(self, others: Sequence[str], marks: Array | None = None) -> None:
         """Look for near copies among some other texts; those are numbered on from the ones before.
 
         Only those that share a band with a held-out text are looked at, where their marks are given.
         """
         if len(self.texts) and len(others):
-            marks = marks or mark(others)
+            marks = mark(others) if marks is None else marks
             before = np.count_nonzero(self._open)
-            self._find_same(marks.hashes)
-            keys = marks.keys.reshape(-1)
+            self._find_same(marks["hashes"])
+            keys = marks["keys"].reshape(-1)
             first = np.searchsorted(self._keys, keys)
             hits = np.flatnonzero(self._keys[np.minimum(first, len(self._keys) - 1)] == keys) if len(self._keys) else first[:0]
             last = np.searchsorted(self._keys, keys[hits], side="right")
@@ -117,7 +90,7 @@ class NearCopies:
             for hit, begin, end in zip(hits.tolist(), first[hits].tolist(), last.tolist(), strict=True):
                 number, owners = hit // BANDS, self._owners[begin:end]
                 owners = owners[self._open[owners]]
-                agree = (self._bytes[owners] == marks.bytes[number]).sum(axis=1)
+                agree = (self._bytes[owners] == marks["bytes"][number]).sum(axis=1)
                 likely = (agree >= LIKELY) & ((self._compared[owners] < MOST_COMPARED) | (agree > self._best[owners]))
                 self._look(number, others, zip(owners[likely].tolist(), agree[likely].tolist(), strict=True), seen)
                 self._met[owners] += 1

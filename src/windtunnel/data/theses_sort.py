@@ -19,10 +19,10 @@ import xxhash
 from windtunnel.recipe import ACTIONS, Periods
 
 from .children import in_processes
+from .documents import Array
 from .near_copies import MARK, mark
 from .theses import REJECTS, SPLITS, Record, Rejected, Thesis, check_thesis
 from .theses_read import Part
-from .windows import Array
 
 MARKS = ".marks"  # beside a split's lines while it is prepared: what its near copies are found by
 _SHOWN = 200  # characters of each text that a line of the rejects file keeps
@@ -119,7 +119,7 @@ class Checker:
             made.tickers.add(thesis.ticker)
             rows.append((place, SPLITS.index(split), *_row(thesis)))
         made.rows = np.array(rows, _ROW)
-        made.marks = mark(texts).stored
+        made.marks = mark(texts)
         return made
 
 

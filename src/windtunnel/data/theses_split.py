@@ -19,8 +19,9 @@ from windtunnel.recipe import Periods, Recipe, ThesisCorpus, UserError
 from .children import in_processes, processes_for
 from .conversations import Conversation, from_alpaca
 from .corpus import CorpusFile
+from .documents import Array
 from .formats import line_parts, line_records
-from .near_copies import MARK, Marks, NearCopies
+from .near_copies import MARK, NearCopies
 from .samples import STORED, Stored, batches, conversation_tokenizer, store
 from .templates import ChatTemplate, choose_template
 from .theses import PRICES, REJECTS, SPLITS, today
@@ -113,13 +114,13 @@ def _copies(folder: Path, found: Sorted, report: Progress) -> dict[str, Any]:
     """Find theses held out whose text is nearly that of one in training, or of test ones in validation."""
     marks = {name: np.fromfile(folder / f"{name}{MARKS}", MARK, MOST_HELD) for name in SPLITS[1:]}
     texts = {name: [text for lines, _ in _marked(folder, name, MOST_HELD) for text in _Texts(lines)] for name in SPLITS[1:]}
-    finder, done = NearCopies(texts["validation"] + texts["test"], Marks.of(np.concatenate(list(marks.values())))), 0
+    finder, done = NearCopies(texts["validation"] + texts["test"], np.concatenate(list(marks.values()))), 0
     for lines, some in _marked(folder, "train"):
         finder.compare(_Texts(lines), some)
         done += len(lines)
         report(0.2 + 0.1 * done / found.kept["train"], "looking for near copies")
-    among = NearCopies(texts["test"], Marks.of(marks["test"]))
-    among.compare(texts["validation"], Marks.of(marks["validation"]))
+    among = NearCopies(texts["test"], marks["test"])
+    among.compare(texts["validation"], marks["validation"])
     for name in SPLITS:
         (folder / f"{name}{MARKS}").unlink()
     begin = len(texts["validation"])
@@ -139,11 +140,11 @@ def _copies(folder: Path, found: Sorted, report: Progress) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _marked(folder: Path, split: str, most: int | None = None) -> Iterator[tuple[list[bytes], Marks]]:
+def _marked(folder: Path, split: str, most: int | None = None) -> Iterator[tuple[list[bytes], Array]]:
     """Lines of a split with their marks, a few thousand at a time."""
     with open(folder / f"{split}.jsonl", "rb") as lines, open(folder / f"{split}{MARKS}", "rb") as marks:
         for some in batches(itertools.islice(lines, most), _AT_ONCE):
-            yield list(some), Marks.of(np.fromfile(marks, MARK, len(some)))
+            yield list(some), np.fromfile(marks, MARK, len(some))
 
 
 class _Texts(Sequence[str]):
