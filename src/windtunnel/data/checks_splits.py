@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from windtunnel.check import Check, CheckFailed, Context, Evidence, Findings, Sa
 from windtunnel.recipe import ArithmeticCorpus, SudokuCorpus
 
 from .checks import has_tokens, whole_or_scaled
+from .documents import Array
 from .windows import hash_parts
 
 if TYPE_CHECKING:
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
 
 # Overlap of two splits: hashes of documents and of windows of tokens.
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 WINDOW_BYTES = 64  # a sentence: shorter windows meet by chance, longer ones miss copies that were edited
 LEAST_WINDOW, MOST_WINDOW = 8, 64

@@ -30,6 +30,7 @@ _MOJIBAKE = re.compile(rb"\xc3\x83\xc2[\x80-\xbf]|\xc3\xa2\xe2\x82\xac|\xc3\x82\
 _CONTROL = re.compile(rb"[\x01-\x08\x0b\x0e-\x1f\x7f]")
 _TAG = re.compile(rb"</?[a-zA-Z][a-zA-Z0-9]{0,9}[ >/]")
 _REPLACEMENT = "\ufffd".encode()
+_SIGNS = ("looked_at", "replacements", "mojibake", "control", "tags", "lines", "carriage_returns")
 
 
 @dataclass(frozen=True)
@@ -141,37 +142,27 @@ class _Characters:
     """Counts of signs of damage in running text."""
 
     def __init__(self) -> None:
-        self._bytes = self._replacements = self._mojibake = self._control = self._tags = self._lines = self._returns = 0
+        self._signs = Counter[str](dict.fromkeys(_SIGNS, 0))
         self._common: Counter[bytes] = Counter()
         self._values = np.zeros(256, dtype=np.int64)
 
     def add(self, text: bytes) -> None:
         if not text:
             return
-        self._bytes += len(text)
         self._values += np.bincount(np.frombuffer(text, dtype=np.uint8), minlength=256)
-        self._lines += text.count(b"\n")
-        self._returns += text.count(b"\r\n")
-        self._control += len(_CONTROL.findall(text))
-        self._tags += len(_TAG.findall(text))
+        self._signs.update(looked_at=len(text), lines=text.count(b"\n"), carriage_returns=text.count(b"\r\n"))
+        self._signs.update(control=len(_CONTROL.findall(text)), tags=len(_TAG.findall(text)))
         if not text.isascii():
-            self._replacements += text.count(_REPLACEMENT)
-            self._mojibake += len(_MOJIBAKE.findall(text))
+            self._signs.update(replacements=text.count(_REPLACEMENT), mojibake=len(_MOJIBAKE.findall(text)))
         lines = Counter(line for line in text.split(b"\n") if len(line) > 1)
         self._common.update(dict(lines.most_common(COMMON_LINES)))
 
     def counts(self) -> dict[str, Any]:
         line, times = max(self._common.items(), key=lambda item: len(item[0]) * item[1], default=(b"", 0))
         common = int(np.argmax(self._values))
-        whole = max(1, self._bytes)
+        whole = max(1, self._signs["looked_at"])
         return {
-            "looked_at": self._bytes,
-            "replacements": self._replacements,
-            "mojibake": self._mojibake,
-            "control": self._control,
-            "tags": self._tags,
-            "lines": self._lines,
-            "carriage_returns": self._returns,
+            **self._signs,
             "line_share": (len(line) * times if times > 1 else 0) / whole,
             "common_line": line[: 4 * SHOWN].decode("utf-8", "replace")[:SHOWN],
             "character_share": float(self._values[common] / whole),

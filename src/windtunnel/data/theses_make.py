@@ -13,16 +13,14 @@ import datetime
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from windtunnel.recipe import ACTIONS, GeneratedTheses
 
+from .documents import Array
 from .theses import Record
 from .theses_text import write_reasoning
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 WARM_UP = 80  # trading days simulated before the first thesis, so that every indicator has its whole window
 MEAN_REGIME = 60  # trading days that a regime lasts on average

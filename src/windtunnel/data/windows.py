@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, np.dtype[Any]]
+from .documents import Array
 
 CHUNK = 1 << 21  # tokens hashed at once: 16 MiB of hashes
 KEPT = 16  # one window in so many is looked at, chosen by its hash: the same ones wherever the text stands

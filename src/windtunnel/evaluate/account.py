@@ -15,14 +15,13 @@ import numpy as np
 
 from windtunnel.recipe import Backtest
 
+from .bootstrap import Array
 from .prices import Prices
 from .signals import Signal
 
 MOST_GAP = 5  # trading days without a price after which an order lapses, and a position counts as vanished
 LATE = 7  # a signal whose next trading day is more than these days away is not traded
 LEAST_ORDER = 0.01  # orders for which there is less money than this share of their size are not placed
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)

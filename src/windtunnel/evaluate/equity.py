@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+
+from .bootstrap import Array
 
 YEAR = 252  # trading days
 DRAWS, DRAW_SEED = 2000, 109  # fixed: the same account has the same intervals
 DRAWN_AT_ONCE = 1 << 20  # days, of 8 bytes: decades drawn 2,000 times would take gigabytes
 LEAST_BLOCKS = 8  # with fewer blocks all draws are nearly the same
 
-Array = np.ndarray[Any, Any]
 Interval = tuple[float, float]
 
 

@@ -13,6 +13,8 @@ import numpy as np
 
 from windtunnel.recipe import UserError
 
+from .bootstrap import Array
+
 if TYPE_CHECKING:
     import pyarrow
 
@@ -31,8 +33,6 @@ NAMED = 5  # columns named in a message
 SPLITS = (*((n, 1) for n in (2, 3, 4, 5, 6, 7, 8, 10, 15, 20, 25, 30, 50, 100)), (3, 2), (4, 3), (5, 4))
 LEAST, MOST = 1e-12, 1e12  # of a price: with others, its ratios and the shares that money buys would be no numbers any more
 NEAR_SPLIT = 0.06  # the day has a change of its own
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from windtunnel.model import GPT, use_supervision
 from windtunnel.recipe import Recipe, TextCorpus, UserError
 from windtunnel.run import RunFolder
 
-from .held_out import require_data
+from .held_out import SCORED_AT_ONCE, require_data
 from .loss import LossByStep, Validation, validation_loss
 from .match import ExactMatch, answer_tokens, exact_match
 from .puzzles import PuzzleReport, puzzle_report
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 FORMAT = 1  # of evaluation.json, which other commands read
 # Another order of the held-out documents than any other use of the recipe's seed.
 PROBLEM_SEED, SAMPLE_SEED = 101, 102
-SCORED_AT_ONCE = 16_384  # tokens: see `held_out`
 PROMPT_TOKENS = 32  # of a document that is gone on with
 Progress = Callable[[float, str], None]
 
