@@ -22,8 +22,6 @@ if TYPE_CHECKING:
         Answer,
         Answered,
         Completion,
-        Judge,
-        Judging,
         Question,
         Questions,
         complete_by,
@@ -43,6 +41,7 @@ if TYPE_CHECKING:
     from .flop_matched import Length, Member, flop_matched_members
     from .gates import judge_evaluation
     from .held_out import Measured, measure
+    from .judge import Judge, Judging
     from .kernel_questions import group_of, spread
     from .loss import STEP_COLUMNS, Validation, validation_loss
     from .match import exact_match, wilson

@@ -20,8 +20,9 @@ from windtunnel.generate import Decoder, GenerationJob
 from windtunnel.recipe import UserError
 from windtunnel.verify import KernelOutcome
 
-from .answers import AT_ONCE, Answer, Completion, Judging, Question, Questions, complete_jobs, groups_of
+from .answers import AT_ONCE, Answer, Completion, Question, Questions, complete_jobs, groups_of
 from .bootstrap import Array, Interval, cluster_sums, interval_of, number_clusters
+from .judge import Judging
 
 ATTEMPT_SEED = 109  # added to the drawing's, so that attempts are not the samples of the same seed
 MOST = 1000

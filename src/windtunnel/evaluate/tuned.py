@@ -17,10 +17,11 @@ from windtunnel.recipe import Answers, Recipe, ThesisCorpus, UserError
 
 from .action_plot import write_action_plot
 from .action_report import ActionReport, report_actions
-from .answers import Answered, Completion, Judge, Judging, Question, Questions, answer_questions, groups_of, held_out_questions
+from .answers import Answered, Completion, Question, Questions, answer_questions, groups_of, held_out_questions
 from .attempts import Attempts, Drawing, draw_attempts, judge_attempts, passed_over
 from .bootstrap import Interval
 from .classification import macro_f1_over
+from .judge import Judge, Judging
 from .loss import Validation
 from .paired import Gain, Paired, gain_over, loss_difference
 from .predictions import Prediction, PredictionLog, ask_theses, describe_theses, predict, write_predictions
