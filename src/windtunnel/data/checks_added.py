@@ -13,7 +13,7 @@ from .documents import Array
 if TYPE_CHECKING:
     from windtunnel.data import PreparedData
 
-MOST_SAMPLES = 5_000
+MOST_SAMPLES = 5_000  # conversations, enough to meet every token that is not rare
 
 
 def _adds(context: Context) -> bool:
@@ -29,6 +29,7 @@ def added_tokens(context: Context, say: Say) -> Evidence:
     tokenizer = prepared.tokenizer
     assert isinstance(tokenizer, Folder)
     ids = {text: tokenizer.ids[text] for text in texts}
+    # Next to blanks and signs, as they stand in text.
     sentence = " ".join(f"{text}, {text}." for text in texts)
     if (again := tokenizer.decode(tokenizer.encode(sentence))) != sentence:
         found.warn(f"text with added tokens comes back with other blanks: {again[:60]!r} for {sentence[:60]!r}")

@@ -53,6 +53,7 @@ class DocumentBatch:
         if self.records:
             return f"{self.source}:{int(self.offsets[index])}: character offset {character} of the text"
         with open_bytes(self.source) as file:
+            # Read anew, since this is only for a message and batches do not keep what lies before them.
             before = file.read(int(self.offsets[index])).decode("utf-8-sig")
         before += self.document(index)[:character]
         return f"{self.source}: character offset {len(before)}, line {before.count(chr(10)) + 1}"
@@ -75,6 +76,7 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio: its multi
 
 def mix(x: Array) -> Array:
     """Hash uint64 to uint64 of the same shape, one to one, every bit of the result depending on every bit of x."""
+    # Stafford's variant 13, as splitmix64 has it.
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return np.asarray(x ^ (x >> np.uint64(31)))

@@ -56,7 +56,7 @@ class Exercise:
 
 def draw_exercises(asked: Exercises, seed: int) -> Iterator[Exercise]:
     """Yield different exercises, the subjects in turn; fewer than asked for where a subject has no more."""
-    each = -(-asked.count // len(asked.subjects))
+    each = -(-asked.count // len(asked.subjects))  # rounded up; the last turn is cut
     in_turn = itertools.zip_longest(*(_different(subject, each, seed) for subject in asked.subjects))
     made = (one for turn in in_turn for one in turn if one is not None)
     return itertools.islice(made, asked.count)
@@ -65,6 +65,7 @@ def draw_exercises(asked: Exercises, seed: int) -> Iterator[Exercise]:
 def _different(subject: str, count: int, seed: int) -> Iterator[Exercise]:
     seen: set[str] = set()
     for number in range(DRAWS * count):
+        # A generator for each number: asking for more exercises changes none of the first ones.
         made = SUBJECTS[subject](random.Random(f"{seed}/{subject}/{number}"))
         if made.prompt not in seen:
             seen.add(made.prompt)

@@ -21,6 +21,7 @@ from .kernels import KernelTask, draw_tasks, split_keys, task_answer, task_promp
 from .kernels_alike import HeldOut, NoTask, Profile, profile
 from .kernels_write import without_settings
 
+# KernelBook's columns, and what others call theirs.
 PYTORCH_KEYS = ("python_code", "pytorch_code", "pytorch", "reference")
 TRITON_KEYS = ("triton_code", "triton", "kernel")
 MOST_SHOWN = 3
@@ -119,7 +120,9 @@ class TaskReader:
             if self._is_like(held, one):
                 continue
             name = one.combination
+            # A combination that is generated too lies on the same side as there.
             side = keys[name] if name in keys else xxhash.xxh3_64_intdigest(name.encode())
+            # A model that was shown the sizes and kinds of inputs would write for those alone.
             shown = without_settings(source)
             record = {
                 "task": {"name": Path(where).stem, "source": source},

@@ -239,6 +239,7 @@ def _plan(task: Description) -> str:
     return f"Plan: {whole}.{then} Masks at the edges, one store."
 
 
+# A row is one dimension of a program's block or the second of two, and the same statements serve both.
 class _Reduce:
     """Formats '{sum:x}' as a reduction of x over a row: of one dimension, or the second of two."""
 
@@ -305,6 +306,7 @@ def _worked(task: Description) -> list[str]:
     return [*lines, *_steps(task, task.after)]
 
 
+# Sums are taken in fp32 whatever the type of the inputs, as PyTorch does.
 _PRODUCT = """rm = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
 rn = {columns}tl.arange(0, BLOCK_N)
 rk = tl.arange(0, BLOCK_K)

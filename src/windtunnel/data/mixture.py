@@ -12,7 +12,7 @@ import numpy as np
 from .documents import GOLDEN, Array, mix
 from .tokens import Draw, SequenceOrder, Short, TokenFile, Tokens
 
-_MODULUS = 1 << 64
+_MODULUS = 1 << 64  # arithmetic of uint64 is taken modulo this by itself
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,7 @@ class MixtureOrder:
         cumulative = [round(_MODULUS * (c / total)) for c in itertools.accumulate(weights)]
         self._bounds = [0, *cumulative[:-1], _MODULUS]
         self._starts = [0, *itertools.accumulate(counts)][:-1]
+        # Another seed each, or sources of one length would be visited in one order.
         self._orders = [SequenceOrder(n, seed + k) for k, n in enumerate(counts)]
 
     def visits(self, source: int, n: int) -> int:

@@ -39,7 +39,7 @@ from .tokenizer import Characters, Tokenizer
 from .tokens import SequenceOrder, file_checksum
 from .write import NAMES, Progress, SplitWriter, Written
 
-PROMPT_KEYS = ("prompt", "messages", "question", "problem")
+PROMPT_KEYS = ("prompt", "messages", "question", "problem")  # the first that a record has
 ANSWER_KEYS = ("answer", "truth", "ground_truth", "solution", "target")
 _AT_ONCE = 256  # prompts encoded together
 
@@ -76,6 +76,7 @@ class PromptFile(ConversationFile):
     def _lines(self) -> tuple[mmap.mmap, Array]:
         with open(self.records_path, "rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        # Where each record ends, found once: a prompt is then read alone, whatever the size of the file.
         ends = np.flatnonzero(np.frombuffer(mapped, dtype=np.uint8) == ord("\n")) + 1
         return mapped, np.concatenate([np.zeros(1, dtype=np.int64), ends])
 
@@ -157,8 +158,10 @@ def write_prompts(
     """
     corpus = recipe.data.corpus
     assert isinstance(corpus, PromptCorpus)
+    # A GPT made here knows sums as its corpus writes them (H12+34B), a model that chats as questions.
     plain_sums = corpus.arithmetic is not None and corpus.template in ("auto", "plain") and not _chats(recipe, corpus)
     tasks = None if corpus.kernels is None else TaskReader(corpus.kernels, recipe.seed, asking=True)
+    # Read twice, before and while writing: prompts need not fit into memory.
     found = _survey(recipe, corpus, _read(corpus, files, recipe.seed, plain_sums, tasks))
     check_space(found.bytes * 8)
     tokenizer = _tokenizer(recipe, corpus, lambda: _read(corpus, files, recipe.seed, plain_sums), found, report)
@@ -292,6 +295,7 @@ def _tokenizer(
     if wanted.alphabet != "auto":
         return Characters(wanted.alphabet, wanted.unknown)
     if corpus.arithmetic is not None:
+        # Not the characters met: a few sums may lack some that later ones have.
         return Characters("".join(sorted(ARITHMETIC_ALPHABET)), wanted.unknown)
     return Characters("".join(sorted({character for text in _texts(read()) for character in text})), wanted.unknown)
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _AT_ONCE = 256  # conversations encoded together
 # What a terminal would obey.
 _CONTROLS = {code: "\ufffd" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"}
-STORED = np.dtype(np.uint32)
+STORED = np.dtype(np.uint32)  # two bits of an id are flags: see `packing`
 
 
 @dataclass(frozen=True)
@@ -160,6 +160,7 @@ def shared_tokenizer(recipes: Sequence[Recipe], files: Sequence[Sequence[CorpusF
         assert isinstance(recipe.data.corpus, ConversationCorpus)
         reader = ConversationReader(recipe.data.corpus, recipe.seed)
         read.append((reader, listed, _survey(recipe, reader, listed, report)))
+    # One tokenizer learns from all, so its sample is a share of all.
     size = sum(found.bytes for _, _, found in read)
     return conversation_tokenizer(recipes[0], lambda: itertools.chain.from_iterable(_texts(*one) for one in read), size, report)
 
@@ -267,6 +268,7 @@ def shown_samples(prepared: PreparedData, samples: int, most_tokens: int) -> lis
         file, turn = files[number % len(files)], number // len(files)
         if turn * len(files) >= samples or turn >= file.samples:
             continue
+        # Spread over the split, whose beginning may be all of one source.
         ids, learned = file.sample(turn * file.samples // -(-samples // len(files)))
         pieces = [(_shown(prepared.tokenizer, run), flag) for run, flag in _runs(ids[:most_tokens], learned[:most_tokens])]
         new = int(np.isin(ids, prepared.tokenizer.new_ids).sum())

@@ -84,6 +84,7 @@ def survey_text(data: Data, files: list[CorpusFile], separator: str | None, prog
     """
     auto = data.tokenizer.kind == "character" and data.tokenizer.alphabet == "auto"
     total = sum(f.size for f in files)
+    # Known without reading: each file is one document then.
     few = separator is None and len(files) < FEW_DOCUMENTS and all(form_of(f.path, f.format) == "text" for f in files)
     piece = max(SMALLEST_PIECE, min(PIECE, int(total * data.validation)))
     mark = data.corpus.answer_after or "" if isinstance(data.corpus, TextCorpus) else ""
@@ -117,6 +118,7 @@ def survey_arithmetic(corpus: ArithmeticCorpus, seed: int, share: float) -> Surv
     first = next(batches)
     found = Survey()
     found.add(first)
+    # Keys of sums are spread evenly, so that with more documents neither split comes out empty.
     if corpus.documents * share < _EXPECTED_ENOUGH:
         for batch in batches:
             found.add(batch)

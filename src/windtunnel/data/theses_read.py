@@ -18,8 +18,9 @@ from .theses import Record, Rejected, Thesis, check_question, today
 from .theses_xml import is_xml, xml_parts, xml_records
 from .tokenizer import Tokenizer
 
+# Names that files have had.
 _SAME = {"as-of-date": "as_of_date", "as_of": "as_of_date"}
-_TOGETHER = 500
+_TOGETHER = 500  # records handed to a process at once: a message each would take longer than the work
 Source = tuple[str, Record]
 
 
@@ -133,6 +134,7 @@ def read_questions(file: Path, corpus: ThesisCorpus) -> tuple[list[Thesis], list
     Raises:
         UserError: the file cannot be read, or none of its records asks anything.
     """
+    # Once for all: midnight may pass while a file is read.
     asked, rejected, now = [], [], today()
     try:
         listed = listed_files([str(file)], every_split=True) if file.is_dir() else [CorpusFile(str(file), file.stat().st_size)]
@@ -158,4 +160,5 @@ def encode_questions(theses: Sequence[Thesis], corpus: ThesisCorpus, tokenizer: 
     """Return the ids that a generator is given for each thesis, as training has them before the answer. Raises UserError."""
     reader, template = conversation_reader(corpus), choose_template(corpus.template, tokenizer, fallback="chatml")
     talks = [reader.conversation(thesis.source, thesis.to_record()) for thesis in theses]
+    # Without the answer that `conversation` needs.
     return [tuple(ids.tolist()) for ids in template.encode_prompts([talk.messages[:-1] for talk in talks])]

@@ -63,6 +63,7 @@ class TokenFile:
 
     def sequences(self, sequence: int) -> int:
         """Sequences of `sequence` targets in one epoch, the last of them perhaps partial."""
+        # One less than tokens, since the first has none before it.
         return max(0, -(-(self.count - 1) // sequence))
 
     def targets(self, limit: int | None = None) -> int:
@@ -124,7 +125,7 @@ class TokenFile:
             have = min(sequence + 1, count - start) if row >= 0 else 0
             out[b, :have] = tokens[start : start + have]
             if have < sequence + 1:
-                out[b, have:] = 0
+                out[b, have:] = 0  # some id that is there; `short` says that it is no target
                 short[b] = max(0, have - 1)
         return short
 
@@ -189,6 +190,7 @@ class TokenWriter:
 
     def append(self, tokens: Tokens) -> None:
         """Write (n,) ids."""
+        # Little-endian on every machine, so that prepared data can be copied.
         data = np.ascontiguousarray(tokens, dtype=self.dtype.newbyteorder("<")).data.cast("B")
         self._file.write(data)
         self._digest.update(data)
@@ -216,6 +218,6 @@ def file_checksum(path: Path) -> str:
     """xxh3-128 of a file's bytes."""
     digest = xxhash.xxh3_128()
     with open(path, "rb") as file:
-        while block := file.read(1 << 22):
+        while block := file.read(1 << 22):  # not mapped: a mapped file would count as this process's memory
             digest.update(block)
     return digest.hexdigest()

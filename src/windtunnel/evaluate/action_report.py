@@ -89,6 +89,7 @@ def report_actions(made: Sequence[Prediction], training: dict[str, int]) -> Acti
 def latency_of(made: Sequence[Prediction]) -> Latency:
     """Return how long predictions took; there must be some."""
     seconds = np.array([prediction.latency_s for prediction in made])
+    # The mean hides the slow ones that users wait for.
     p50, p95 = np.percentile(seconds, [50, 95])
     return Latency(float(seconds.mean()), float(p50), float(p95))
 

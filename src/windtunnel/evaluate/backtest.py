@@ -84,7 +84,7 @@ class BacktestReport:
         account, trades = self.account, self.account.trades
         costs = float(account.costs.sum())
         return {
-            "format": 1,
+            "format": 1,  # of the JSON, which other programs read
             "predictions": self.predictions,
             "prices": self.prices,
             "rules": self.rules.model_dump(),
@@ -98,6 +98,7 @@ class BacktestReport:
             "benchmark": asdict(self.of_benchmark),
             "yearly_over_benchmark": self.figures.yearly - self.of_benchmark.yearly,
             "yearly_over_benchmark_interval": self.gain_interval,
+            # Doing nothing, the third thing to compare with: cash earns nothing here.
             "cash": {"total": 0.0, "yearly": 0.0},
             "turnover": self.turnover,
             "exposure": self.exposure,

@@ -37,7 +37,7 @@ def write_backtest(
         if path is None:
             continue
         try:
-            write_atomic(path, content(report), durable=False)
+            write_atomic(path, content(report), durable=False)  # made again in a second, so it need not survive a power cut
         except OSError as error:
             why = error.strerror or error
             raise UserError(f"{option} {path} cannot be written: {why}", "name a file in a folder that is there") from None
@@ -66,6 +66,7 @@ def _csv(names: tuple[str, ...], rows: list[list[Any]]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(names)
     writer.writerows(
+        # Ten digits: cents of a hundred million dollars.
         [["" if cell is None else f"{cell:.10g}" if isinstance(cell, float) else cell for cell in row] for row in rows]
     )
     return text.getvalue()

@@ -126,6 +126,7 @@ class Classification:
     def macro_f1(self) -> Interval:
         """Macro F1, with its interval."""
         found = interval_of(self.sums, lambda cells: macro_f1_of(cells, self.occurring))
+        # The value is scikit-learn's; draws leave out classes that they lack, which it does not.
         return Interval(self.macro["f1"], found.low, found.high)
 
     @property
@@ -233,6 +234,7 @@ def baselines(found: Classification, training: dict[str, int]) -> Baselines:
     """Return the baselines of predictions; training: how often each class occurs there, one at least."""
     total = sum(training.values())
     share = {label: training.get(label, 0) / total for label in found.labels}
+    # Of training, not of what is tested: the test's own majority cannot be known before.
     label = max(found.labels, key=lambda name: share[name])
     constant = np.full(found.n, found.labels.index(label))
     majority = Classification(found.labels, found.truth, constant, found.clusters, found.count)

@@ -193,6 +193,7 @@ def best_twin(rows: Sequence[Row]) -> Row:
 
 def verdict(own: Row, same: Row, uniform: float, updates: int = 1) -> str:
     """Return one sentence on the plain model of the same FLOPs against the run's, which made `updates` for each of its."""
+    # Differences between models that know less than nothing say nothing about recursion.
     if min(own.loss.value, same.loss.value) >= uniform:
         return (
             f"No verdict: on held-out data both lose more than knowing nothing does ({own.loss.value:.2f} and "
@@ -274,5 +275,6 @@ def _row(member: Member, found: Measured, own: Member, ours: Measured, draws: np
 
 def ratio(values: np.ndarray, weights: np.ndarray, draws: np.ndarray) -> Interval:
     """Sum of values over sum of weights, all (units,), with its interval over the resamples."""
+    # Weights are drawn too: documents have different numbers of targets.
     low, high = np.quantile((draws @ values) / (draws @ weights), [0.025, 0.975])
     return Interval(float(values.sum() / weights.sum()), float(low), float(high))

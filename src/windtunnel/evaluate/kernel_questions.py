@@ -28,6 +28,7 @@ def records_of(prompts: Sequence[str], recipe: Recipe) -> list[dict[str, Any] | 
             "another metric, or data.corpus.kernels",
         )
     wanted = [_module(prompt) for prompt in prompts]
+    # Prepared conversations keep text alone, so tasks are drawn again and found by the module shown.
     left, found = {module for module in wanted if module}, dict[str, dict[str, Any]]()
     for asked in sources:
         for task in TaskReader(asked, recipe.seed).read() if left else ():

@@ -135,6 +135,7 @@ def _open_folder(path: Path, recipe: Recipe | None, device: str | None) -> _Mode
     if recipe is not None and not isinstance(recipe.model, HuggingFaceModel):
         raise UserError(f"recipe {recipe.name} is of a model of kind gpt, and {path} is a Hugging Face folder", "name another")
     where, tokenizer = find_device(device), Folder.from_folder(path, "MODEL")
+    # Only for how theses are asked by default; the file is never opened.
     corpus = ThesisCorpus(files=["new"]) if recipe is None else _corpus(recipe, f"recipe {recipe.name}")
     ends = frozenset([*(end_tokens(path) or []), tokenizer.eos])
     tokens = TOKENS if recipe is None else _tokens(recipe)

@@ -74,6 +74,7 @@ def gain_over(mine: Answered, other: Answered, clusters: Sequence[str] | None = 
     kept = [
         (name, a.right, b.right)
         for name, a, b in zip(names, mine.answers, other.answers, strict=True)
+        # A question that one of the two failed to be judged on says nothing of their difference.
         if a.right is not None and b.right is not None
     ]
     n = len(kept)
@@ -87,6 +88,7 @@ def gain_over(mine: Answered, other: Answered, clusters: Sequence[str] | None = 
         found = interval_of(sums, lambda drawn: drawn[..., 0] / drawn[..., 1])
         p = flip_signs(sums[:, 0])
         return Gain(found.value, found.low, found.high, f"bootstrap over {of}", n, better, worse, p, f"signs of {of} flipped")
+    # Laplace's correction: one question is added to each side, so that no discordant pair does not mean no doubt.
     up, down = (better + 1) / (n + 2), (worse + 1) / (n + 2)
     half = Z95 * math.sqrt((up + down - (up - down) ** 2) / (n + 2))
     low, high = max(-1.0, up - down - half), min(1.0, up - down + half)
@@ -96,4 +98,5 @@ def gain_over(mine: Answered, other: Answered, clusters: Sequence[str] | None = 
 def mcnemar(better: int, worse: int) -> float:
     """Return the exact two-sided p value that as many or more of the discordant pairs fall on one side by chance."""
     n, few = better + worse, min(better, worse)
+    # Exact, since there are often few discordant pairs.
     return min(1.0, 2 * sum(math.comb(n, k) for k in range(few + 1)) / 2**n)

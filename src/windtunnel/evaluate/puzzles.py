@@ -148,6 +148,7 @@ def puzzle_report(
     box = round(data.validation.cells**0.25)
     several, trained = model.shape.supervision > 0, max(1, model.shape.supervision)
     used = supervision or int(getattr(model, "supervision", trained)) if several else 1
+    # Twice as many, to see whether more steps than it was trained with help.
     steps = 2 * max(used, trained) if several else 1
     held_out = data.validation.content.take(np.arange(min(most, data.validation.puzzles)))
     own = int(held_out.grades[0])

@@ -55,6 +55,7 @@ def score(model: Decoder, data: PreparedData, sequence: int, limit: int) -> Scor
 def _nats(model: Decoder, ids: Tensor, targets: Tensor) -> Tensor:
     """Return (t,) nats of targets, fp64 on the CPU; 0 where there is none."""
     found, at = [], 0
+    # In pieces: the logits of a long sequence over a large vocabulary take gigabytes.
     for logits in model.score(ids.tolist()):
         part = targets[at : at + len(logits)].to(logits.device)
         found.append(torch.nn.functional.cross_entropy(logits, part, ignore_index=-1, reduction="none").double().cpu())
@@ -70,6 +71,7 @@ def _sequences(data: PreparedData, sequence: int, limit: int) -> Iterator[tuple[
         if batch.position_ids is None:
             yield ids, targets
             continue
+        # Packed for training; each conversation alone has the same loss, and can be paired with another model's.
         starts = [*(batch.position_ids[0] == 0).nonzero()[:, 0].tolist(), len(ids)]
         for begin, end in pairwise(starts):
             yield ids[begin:end], targets[begin:end]
