@@ -35,6 +35,7 @@ def _draw_confusion(axes: Any, report: ActionReport) -> None:
     counts = scores.confusion
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     names = [SHORT.get(label, label) for label in scores.labels]
+    # Shares of a row, not counts: rare classes would be white otherwise.
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto")
     for (row, column), count in np.ndenumerate(counts):
         share = shares[row, column]

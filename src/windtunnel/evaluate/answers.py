@@ -47,6 +47,7 @@ class Question:
 
 def groups_of(questions: Sequence[Question]) -> list[str] | None:
     """Return a name of each question's group; None where each stands alone."""
+    # Each a group by itself, so that one bootstrap serves both.
     names = [f"alone {i}" if question.group is None else question.group for i, question in enumerate(questions)]
     return names if len(set(names)) < len(names) else None
 
@@ -174,6 +175,7 @@ def held_out_questions(
     """
     assert isinstance(recipe.model, HuggingFaceModel)
     raw, sequence = hf_shape(recipe.model.config).raw, recipe.model.sequence
+    # Models of text and images have the text's numbers in a part of their own.
     context = (raw.get("text_config") or raw).get("max_position_embeddings") or sequence + tokens
     split = data.test if test and data.test is not None else data.validation
     files = [file for file in getattr(split, "parts", (split,)) if isinstance(file, ConversationFile)]
@@ -272,6 +274,7 @@ def complete_jobs(
     """Run jobs to their ends, `slots` at a time; see `answer_questions`."""
     if not jobs:
         return []
+    # Decoded whole at the end: nobody reads along, and decoding token by token takes longer.
     text = WholeText(tokenizer, ends)
     with contextlib.closing(BatchedGenerator(model, text, slots=min(slots, len(jobs)))) as engine:
         return complete_by(engine, jobs, stop)
@@ -282,6 +285,7 @@ def complete_by(
 ) -> list[Completion]:
     """Have a generator run jobs to their ends; once `stop` says so, what is not answered yet is cancelled and has failed."""
     made = []
+    # Unbounded: the queue's limit is against clients, and here all jobs are in memory already.
     for ticket in generator.submit(jobs, stream=False, bounded=False):
         while not ticket.over and not stop():
             time.sleep(WAIT_SECONDS)

@@ -117,6 +117,7 @@ class Attempts:
             return found
         for name, least in FASTER.items():
             found[name] = share(partial(_faster, least))
+        # Geometric: twice as fast and half as fast make no difference together.
         logs = [[math.log(one.speedup) for one in each if one.speedup] for each in tried]
         found["speedup"] = _ratio(np.array([(sum(each), len(each)) for each in logs], dtype=np.float64), groups, np.exp)
         return found
@@ -135,6 +136,7 @@ class Attempts:
 
 def draw_attempts(model: Decoder, tokenizer: Tokenizer, questions: Questions, tokens: int, drawing: Drawing) -> list[Completion]:
     """Answer each question several times, question after question; see `answers.answer_questions`."""
+    # A CPU is busy with few, and each more takes memory for its keys and values.
     slots = AT_ONCE_ON_GPU if model.device.type == "cuda" else AT_ONCE
     return complete_jobs(model, tokenizer, drawing.jobs(questions.asked, tokens), questions.ends, slots=slots)
 
@@ -151,6 +153,7 @@ def pass_at(k: int, n: int, right: int) -> float:
     """Return the unbiased estimate that one of k answers is right, from n of which so many are; NaN where n < k."""
     if n < k:
         return math.nan
+    # Exact integers: the product of the paper's code is for when these would not fit into floats.
     return 1.0 - math.comb(n - right, k) / math.comb(n, k)
 
 

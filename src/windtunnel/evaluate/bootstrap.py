@@ -71,6 +71,7 @@ def interval_of(sums: Array, statistic: Callable[[Array], Array], *, small: bool
     value = float(statistic(sums.sum(0, keepdims=True))[0])
     if count < 2:
         return Interval(value, math.nan, math.nan)
+    # Sums suffice, so that a draw is a product of matrices and not a loop over items.
     drawn = statistic(np.tensordot(draw_clusters(count), sums, axes=1))
     # A draw may hold nothing to divide by, such as no answer that is judged.
     drawn = drawn[np.isfinite(drawn)]

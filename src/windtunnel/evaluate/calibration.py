@@ -76,6 +76,7 @@ def calibrate(
     rows /= rows.sum(1, keepdims=True)
     numbers = np.array([number for number, _ in pairs])
     same = np.tile(np.array(list(prior.values())), (len(rows), 1))
+    # From 0 to 2, as Brier had it: scikit-learn would halve it for two classes alone.
     scores = [float(brier_score_loss(numbers, each, labels=range(len(labels)), scale_by_half=False)) for each in (rows, same)]
     confidence, right = rows.max(1), rows.argmax(1) == numbers
     bins = reliability(confidence, right)

@@ -65,6 +65,7 @@ def _name(row: Row) -> str:
 def _label(axes: Any, report: ComparisonReport, puzzles: bool) -> None:
     from matplotlib.ticker import FuncFormatter, NullLocator
 
+    # Sizes of models are apart by factors.
     axes.set_xscale("log")
     ticks = [t for t in (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0) if t > 0.7 * min(row.flops for row in report.rows)]
     axes.set_xticks(ticks)

@@ -170,6 +170,7 @@ def _trained(folder: Path, member: Member, step: int, vocab: int) -> Trained:
         with MetricsReader(run.metrics_path) as metrics:
             series = [metrics.series(name) for name in wanted]
         late = [[p.value for p in points[-max(1, len(points) // LATE) :] if math.isfinite(p.value)] for points in series]
+        # The median: single batches may be much harder.
         losses = [statistics.median(values) for values in late] if all(late) else []
     seconds = None
     with contextlib.suppress(OSError, UserError):

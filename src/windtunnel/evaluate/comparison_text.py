@@ -31,6 +31,7 @@ def comparison_remarks(report: ComparisonReport) -> list[tuple[str, str]]:
     own = report.rows[0]
     if own.step_losses:
         falls = all(later < earlier for earlier, later in pairwise(own.step_losses))
+        # A chain of 'greater than' only where it is true.
         chain = (" > " if falls else ", ").join(apart(own.step_losses))
         remarks.append(("by step", f"{chain} nats; knowing nothing: {report.uniform:.3f}"))
     if own.refinement is not None:

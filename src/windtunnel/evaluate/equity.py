@@ -97,6 +97,7 @@ def intervals(mine: Array, other: Array, block: int) -> tuple[Interval | None, I
         return None, None, None
     found: list[Array] = []
     for chosen in resampled_days(days, block):
+        # The same days of both, so that what moves all prices drops out of their difference.
         drawn, beside = mine[chosen], other[chosen]
         with np.errstate(divide="ignore", invalid="ignore"):
             sharpe = drawn.mean(axis=1) / drawn.std(axis=1, ddof=1) * math.sqrt(YEAR)

@@ -82,6 +82,7 @@ def flop_matched_members(recipe: Recipe, vocab: int, length: Length) -> tuple[Me
         raise UserError(what, "leave --flop-matched out")
     plain = _as_plain(base, vocab)
     once = gpt_shape(recipe.gpt, vocab)
+    # In the middle on a logarithmic scale, where a power law needs its third point.
     middle = math.sqrt(once.flops_per_token * own.shape.flops_per_token)
     models = {
         "same-parameters": ("plain, same params", recipe.gpt),
@@ -110,6 +111,7 @@ def fewer_applications(trm: Recursion) -> list[Recursion]:
     """Return the same recursion halved and halved again: supervision steps first, then cycles, then loops."""
     found: list[Recursion] = []
     while len(found) < FEWER:
+        # Supervision first: it is what costs most and is given up with least harm.
         halved = next((name for name in ("supervision", "cycles", "loops") if getattr(trm, name) > 1), None)
         if halved is None:
             break
@@ -143,6 +145,7 @@ def _candidates(model: GPTModel, own: GPTShape, flops: float) -> Iterator[tuple[
     for depth in range(1, MOST_DEPTH + 1):
         for heads in range(group, 100_000, group):
             dim = heads * own.head_dim
+            # Deep and narrow or wide and shallow models learn otherwise, and not recursion would be weighed.
             stretch = abs(math.log(dim / depth / (own.dim / own.layers)))
             if stretch > math.log(MOST_STRETCH):
                 if dim / depth > own.dim / own.layers:
@@ -244,6 +247,7 @@ def in_parts(recipe: Recipe, parts: int) -> Recipe:
     if parts == 1:
         return recipe
     stage = recipe.pretrain
+    # As many tokens of warm-up as before.
     schedule = stage.schedule.model_copy(update={"warmup_steps": stage.schedule.warmup_steps * parts})
     stage = stage.model_copy(
         update={

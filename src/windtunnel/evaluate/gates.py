@@ -38,6 +38,7 @@ def _bits_gate(most: float, found: Validation | None) -> GateResult:
     limit = f"at most {most:g}"
     if found is None:
         return _unmeasured("bits_per_byte", limit, "prompts have no targets: --set stages.evaluate.gates.bits_per_byte=null")
+    # By its value: held-out text is so much that the interval hardly matters.
     held = found.bits_per_byte <= most
     advice = None if held else "more tokens or a larger model: see `windtunnel plan`; or look at the data"
     return GateResult("bits_per_byte", held, found.bits_per_byte, f"{found.bits_per_byte:.4f}", limit, advice)

@@ -92,6 +92,7 @@ def held_out_units(data: PreparedData, sequence: int, limit: int) -> Units:
 
 def _merged(of: np.ndarray, words: str) -> Units:
     count = int(of[-1]) + 1
+    # Neighbours, which are often of one source and alike.
     together = -(-count // MOST_UNITS)
     if together > 1:
         of, words = of // together, f"groups of {together} neighbouring {words}"

@@ -128,6 +128,7 @@ def _judge_action(truth: str, text: str) -> Verdict:
     if right.action is None:
         return unknown("truth", f"the conversation's own answer: {right.why}")
     if said.action is None:
+        # Wrong, not unknown: whoever acts on such an answer would have to guess.
         return refuse("action", "malformed", said.why)
     words = f"{said.action}, right is {right.action}"
     return accept("action", words) if said.action == right.action else refuse("action", "wrong-result", words)

@@ -155,6 +155,7 @@ class Optimized:
             for one in self.judged:
                 (folder / "candidates" / f"{one.candidate.name}.py").write_text(one.candidate.source, encoding="utf-8")
             (folder / "verdicts.json").write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
+            # With the sizes and kinds of inputs that it was judged by.
             (folder / "reference.py").write_text(self.task.source, encoding="utf-8")
             if self.best is not None:
                 (folder / "kernel.py").write_text(self.best.candidate.source, encoding="utf-8")

@@ -100,6 +100,7 @@ class PredictionLog:
             return []
         with open(self._path, "rb") as file:
             head, *lines = file.readlines() or [b""]
+        # The name holds only a hash of it.
         if head.decode("utf-8", "replace").rstrip("\n") != self._head:
             self._path.unlink()
             return []
@@ -109,6 +110,7 @@ class PredictionLog:
                 made.append(Prediction.of_record(json.loads(line)))
         # Half a group is asked again, or the rest of it would be answered beside others than without the interruption.
         whole = len(made) if len(made) == self._total else len(made) // GROUP * GROUP
+        # A kill may have cut the last line in two, and what is appended would go on in it.
         os.truncate(self._path, len(head) + sum(map(len, lines[:whole])))
         return made[:whole]
 
@@ -232,6 +234,7 @@ def write_predictions(folder: Path, made: Sequence[Prediction], which: str = "")
     Raises:
         UserError: they cannot be written.
     """
+    # An order that does not depend on that of the questions, so that files of two models can be compared line by line.
     made = sorted(made, key=lambda one: (one.as_of_date, one.ticker, one.uid))
     table = io.StringIO()
     writer = csv.DictWriter(table, COLUMNS, extrasaction="ignore", lineterminator="\n")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 INDEX = ("", "unnamed: 0", "__index_level_0__")
 DATES = ("date", "datetime", "timestamp", "day", "time", "index", *INDEX)
 TICKERS = ("ticker", "symbol", "tic")
+# Taken before plain closes: a split or dividend would look like a gain or loss.
 ADJUSTED = ("adj close", "adj_close", "adjclose", "adjusted_close", "adjusted close", "close_adj", "close_adjusted")
 CLOSES = ("close", "price", "close_price", "last")
 OTHERS = ("open", "high", "low", "volume", "dividends", "stock splits", "capital gains", "vwap")
@@ -110,6 +111,7 @@ def _table(path: Path) -> pyarrow.Table:
                 raise UserError(f"{path} is UTF-16, expected UTF-8", f"iconv -f utf-16 -t utf-8 {path} > FILE")
             head = raw.decode("utf-8-sig", errors="replace")
             first = head.splitlines()[0] if head.strip() else ""
+            # The sign that divides the headings most often.
             mark = max(",;\t", key=first.count)
             names = next(csv.reader(io.StringIO(first), delimiter=mark), [])
             _refuse_header(path, names, head)
@@ -156,7 +158,7 @@ def _days(path: Path, column: Any) -> Array:
     column = column.combine_chunks()
     kind = column.type
     if pyarrow.types.is_timestamp(kind) and kind.tz is not None:
-        column = compute.local_timestamp(column)
+        column = compute.local_timestamp(column)  # the exchange's own day, not that of Greenwich
     if pyarrow.types.is_timestamp(column.type):
         column = compute.cast(column, pyarrow.date32(), safe=False)
     elif pyarrow.types.is_date64(kind):
@@ -274,6 +276,7 @@ def _refuse_contradictions(
     order = np.argsort(keys, kind="stable")
     again = np.flatnonzero(keys[order][1:] == keys[order][:-1]) + 1
     first, second = order[again - 1], order[again]
+    # The same price may be written with other digits.
     differ = ~np.isclose(values[first], values[second], rtol=1e-12, equal_nan=True)
     if differ.any():
         one, two = (int(each[np.flatnonzero(differ)[0]]) for each in (first, second))
@@ -314,6 +317,7 @@ def _without_filled_weekends(prices: Prices) -> Prices:
     for row in range(len(days)):
         now = close[row]
         known = np.isfinite(now)
+        # Tables with a row for every day carry Friday's prices on; positions would be held for days that nobody trades.
         filled[row] = weekday[row] >= 5 and bool(np.all(now[known] == last[known]))
         last = np.where(known, now, last)
     kept = there & ~filled

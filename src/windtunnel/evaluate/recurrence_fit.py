@@ -117,6 +117,7 @@ def _outside(recurrences: tuple[int, ...], what: str) -> str:
 
 def _interval(values: Sequence[_Estimate], count: int) -> tuple[float | None, float | None, str]:
     """Quantiles; a side on which resamples are bounds only is not known."""
+    # An interval over the draws that went well alone would be too narrow.
     if len(values) < (1 - UNDEFINED) * count:
         return None, None, "in too many resamples larger plain models are not better: no interval"
     low, high = np.quantile([e.value for e in values], [TAIL, 1 - TAIL])
@@ -131,6 +132,7 @@ def _estimate(sizes: np.ndarray, losses: np.ndarray, recurrent: Sequence[Recurre
     then a bound.
     """
     plain, others = losses[: len(sizes)], losses[len(sizes) :]
+    # Noise, or models too large for so few tokens: a curve through them would run the wrong way.
     if np.any(np.diff(plain) >= 0):
         return "larger plain models are not better here: there is no curve to read parameters off"
     curve = fit_curve(sizes, plain)
@@ -147,6 +149,7 @@ def _estimate(sizes: np.ndarray, losses: np.ndarray, recurrent: Sequence[Recurre
         equivalent[model.recurrences] = size
         x.append(math.log(model.recurrences))
         y.append(math.log((size - model.once) / model.recurrent))
+    # Through the origin, since one application is the plain model itself.
     return _Estimate(float(np.dot(x, y) / np.dot(x, x)), tuple(below), tuple(above), equivalent)
 
 

@@ -120,8 +120,10 @@ def spoilt(
     first, last = steps[0], steps[-1]
     refinement, earned = 100 * (first - last) / first, 100 * (plain - last) / plain
     memorised = held_out is not None and last < uniform and uniform - held_out < KEPT * (uniform - last)
+    # Of memorised data the smaller plain model is no measure: it has less room to memorise.
     beside = same_flops if memorised else None
     reasons = list[Reason]()
+    # A small refinement boasts of nothing, and need not be called out.
     if refinement >= least_refinement(preset):
         if first > plain + CLEAR * uniform and (first > uniform or _earned_less(last, plain, beside, refinement)):
             reasons.append("bought")

@@ -308,6 +308,7 @@ def samples(generator: Generator, prompts: list[str], tokens: int, seed: int) ->
     Prompts that are longer than the context lose their beginning.
     """
     ids = [tuple(generator.text.encode(prompt)[-generator.context :]) for prompt in prompts]
+    # A seed for each prompt, far from the next recipe seed's.
     first = (seed + SAMPLE_SEED) << 16
     made = generator.generate([GenerationJob(i, tokens, temperature=0.8, seed=first + n) for n, i in enumerate(ids)])
     return [Sample(prompt, done.text) for prompt, done in zip(prompts, made, strict=True)]

@@ -78,6 +78,7 @@ def read_signals(path: str | Path, column: str = "predicted") -> Signals:
         key = signal.ticker, signal.as_of
         other = found.setdefault(key, signal)
         if other is not signal:
+            # Whichever was taken, the account would depend on the order of the lines.
             if other.action != signal.action:
                 raise UserError(
                     f"{path}: {signal.ticker} on {signal.as_of} is {_said(other)} in line {other.line} and {_said(signal)} in "

@@ -120,11 +120,13 @@ def _rows_of_others(folder: Path, tokenizer: Tokenizer, recipe: Recipe) -> NewRo
     if not isinstance(tokenizer, Folder) or not isinstance(wanted, FolderTokenizer) or not (folder / "tokenizer.json").is_file():
         return None
     own = Folder.from_folder(folder, "model.config")
+    # By id, as they were added: rows lie one behind the other in that order.
     others = sorted(tokenizer.ids.keys() - own.ids.keys(), key=lambda text: tokenizer.ids[text])
     return NewRows.of(add_tokens(own, others, wanted.begin))
 
 
 def stamp(folder: Path) -> str:
     """Return what changes when a folder's weights do."""
+    # By size and time: hashing gigabytes to find that nothing changed would take minutes.
     files = sorted(folder.glob("*.safetensors"))
     return " ".join([str(folder.resolve()), *(f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files)])

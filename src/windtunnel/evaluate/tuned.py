@@ -182,7 +182,9 @@ def evaluate_tuned(
         if drawing is not None and exam.judge is None:
             raise UserError("--attempts: nothing judges answers to this run's held-out data", "leave --attempts out")
         questions, tokens, warnings = exam.questions, exam.tokens, exam.warnings
+        # Asked before a model is opened, since they are the same for both.
         about = ask_theses(subject.data, questions) if theses and most else ()
+        # One at a time: two models may not fit into a GPU's memory.
         for i, opened in enumerate([subject.open, *([subject.untuned[0]] if subject.untuned else [])]):
             words, begun = ("the untuned model's " * bool(i)), 0.5 * i
             with opened() as model:
@@ -210,6 +212,7 @@ def evaluate_tuned(
                 attempts = judge_attempts(exam.judge, questions, drawn, drawing)
             found.append(_Measured(scored, said, answered, made, attempts))
     mine, *other = found
+    # The baseline may know what training knew, and nothing of the test period.
     labels = subject.data.facts["labels"]["train"] if about else {}
     actions = report_actions(mine.made, labels) if about else None
     untuned = _compare(subject, mine, actions, other[0], labels) if other else None
@@ -287,6 +290,7 @@ def _questions(subject: Subject, asked: Answers | None, most: int) -> tuple[Ques
     if not most:
         return Questions((), frozenset()), ()
     questions = held_out_questions(data, recipe, most, tokens=tokens, from_end=True, test=True)
+    # Theses are tested on a split that has chosen nothing.
     if data.corpus == "theses":
         left = f"{questions.too_long:,} theses are longer than a sequence and were not asked"
         return questions, (left,) if questions.too_long else ()
