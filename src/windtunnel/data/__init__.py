@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .conversations import Conversation
     from .corpus import CorpusFile, corpus_files, listed_files, read_documents
     from .kernels import draw_tasks, task_prompt
-    from .kernels_files import TaskReader
+    from .kernels_files import TaskReader, kernels_of
     from .loader import BatchLoader, ValidationBatches
     from .mixture import MixtureFile
     from .packing import ConversationFile, best_fit, bucketed, sequence_starts, target_rows
@@ -75,6 +75,7 @@ __all__ = [
     "export_theses",
     "failed_gates",
     "held_out_problems",
+    "kernels_of",
     "listed_files",
     "load_tokenizer",
     "make_batch",

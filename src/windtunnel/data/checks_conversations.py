@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from windtunnel.check import Check, CheckFailed, Context, Evidence, Findings, Say
-from windtunnel.recipe import Conversational, MixtureCorpus, TextCorpus, ThesisCorpus
+from windtunnel.recipe import Conversational, TextCorpus, ThesisCorpus
 
 from .checks import WHOLE_BYTES, as_progress, head, is_json_lines
-from .corpus import corpus_files, listed_files
+from .corpus import corpora_of, corpus_files, listed_files
 from .formats import records as lines_of
 from .prepared import PreparedData, prepare
 from .samples import conversation_files, describe_endless, describe_packing
@@ -194,9 +194,7 @@ MOST_SAMPLES = 20_000
 
 
 def _chats(context: Context) -> bool:
-    corpus = context.recipe.data.corpus
-    sources = [source.corpus for source in corpus.sources] if isinstance(corpus, MixtureCorpus) else [corpus]
-    return all(isinstance(one, Conversational) for one in sources)
+    return all(isinstance(one, Conversational) for one in corpora_of(context.recipe))
 
 
 def conversations(context: Context, say: Say) -> Evidence:

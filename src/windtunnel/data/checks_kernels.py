@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from windtunnel.check import Check, Context, Evidence, Findings, Say
-from windtunnel.recipe import ConversationCorpus, KernelTasks, MixtureCorpus, PromptCorpus, Recipe
+from windtunnel.recipe import KernelTasks, Recipe
 
 from .kernels_alike import HeldOut, Profile, profile
-from .kernels_files import TaskReader
+from .kernels_files import TaskReader, kernels_of
 
 NAMED = 5
 
@@ -36,7 +36,7 @@ def kernel_sides(recipes: Iterable[Recipe]) -> Sides:
     """
     found, read = Sides(), list[tuple[KernelTasks, int, float]]()
     for recipe in recipes:
-        for asked in _asked(recipe):
+        for asked in kernels_of(recipe):
             same = (asked, recipe.seed, recipe.data.validation)
             if same in read:  # as fine-tuning and reinforcement learning have them
                 continue
@@ -95,15 +95,8 @@ def _named(listed: list[str]) -> str:
     return "; ".join(listed[:NAMED]) + ("; ..." if len(listed) > NAMED else "")
 
 
-def _asked(recipe: Recipe) -> list[KernelTasks]:
-    corpus = recipe.data.corpus
-    corpora = [source.corpus for source in corpus.sources] if isinstance(corpus, MixtureCorpus) else [corpus]
-    found = [one.kernels for one in corpora if isinstance(one, ConversationCorpus | PromptCorpus)]
-    return [one for one in found if one is not None]
-
-
 def _has_kernels(context: Context) -> bool:
-    return any(_asked(recipe) for recipe in context.stages)
+    return any(kernels_of(recipe) for recipe in context.stages)
 
 
 CHECKS = (

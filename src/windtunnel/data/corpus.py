@@ -11,8 +11,9 @@ import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from windtunnel.recipe import Plugin, StdlibCorpus, TextCorpus, UserCorpus, UserError, find_plugin
+from windtunnel.recipe import MixtureCorpus, Plugin, Recipe, StdlibCorpus, TextCorpus, UserCorpus, UserError, find_plugin
 
 from .cache import cache_root, locked, new_folder
 from .documents import DocumentBatch, batch_of
@@ -38,6 +39,12 @@ class CorpusFile:
     size: int
     format: str = "text"
     text_key: str = "text"
+
+
+def corpora_of(recipe: Recipe) -> list[Any]:
+    """Return the corpora of a recipe: those of a mixture's sources, or the one."""
+    corpus = recipe.data.corpus
+    return [source.corpus for source in corpus.sources] if isinstance(corpus, MixtureCorpus) else [corpus]
 
 
 def corpus_files(corpus: TextCorpus | StdlibCorpus | UserCorpus) -> list[CorpusFile]:

@@ -88,11 +88,7 @@ class Profile:
 
 
 def profile(source: str, where: str) -> Profile:
-    """Read a task's text.
-
-    Raises:
-        NoTask: it is not Python, or lacks what a task needs.
-    """
+    """Read a task's text. Raises NoTask: it is not Python, or lacks what a task needs."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:

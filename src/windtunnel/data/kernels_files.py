@@ -13,9 +13,9 @@ from typing import Any
 
 import xxhash
 
-from windtunnel.recipe import KernelTasks, UserError
+from windtunnel.recipe import ConversationCorpus, KernelTasks, PromptCorpus, Recipe, UserError
 
-from .corpus import CorpusFile, listed_files
+from .corpus import CorpusFile, corpora_of, listed_files
 from .formats import form_of, records
 from .kernels import KernelTask, draw_tasks, split_keys, task_answer, task_prompt
 from .kernels_alike import HeldOut, NoTask, Profile, profile
@@ -152,6 +152,12 @@ class TaskReader:
 
     def _column(self, record: dict[str, Any], keys: Sequence[str]) -> str | None:
         return next((record[key] for key in keys if isinstance(record.get(key), str) and record[key].strip()), None)
+
+
+def kernels_of(recipe: Recipe) -> list[KernelTasks]:
+    """Return the kernel tasks that a recipe's corpora ask for."""
+    found = (one.kernels for one in corpora_of(recipe) if isinstance(one, ConversationCorpus | PromptCorpus))
+    return [one for one in found if one is not None]
 
 
 def kernel_files(asked: KernelTasks) -> list[CorpusFile]:

@@ -95,11 +95,7 @@ class PromptLoader:
     """
 
     def __init__(self, file: PromptFile, *, prompts: int, seed: int, rank: int = 0, world: int = 1, position: int = 0) -> None:
-        """prompts: of a group, over all ranks.
-
-        Raises:
-            UserError: the prompts of a group cannot be shared out evenly.
-        """
+        """prompts: of a group, over all ranks. Raises UserError: the prompts of a group cannot be shared out evenly."""
         assert 0 <= rank < world
         if prompts % world:
             raise UserError(f"a group of {prompts} prompts cannot be shared by {world} ranks", f"ask for a multiple of {world}")

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from windtunnel.recipe import BPETokenizer, ConversationCorpus, FolderTokenizer, MixtureCorpus, Recipe, UserError
+from windtunnel.recipe import BPETokenizer, ConversationCorpus, FolderTokenizer, Recipe, UserError
 
 from .bpe import CHATML_END, CHATML_START, train_bpe
 from .conversations import Conversation, ConversationReader
-from .corpus import CorpusFile, listed_files
+from .corpus import CorpusFile, corpora_of, listed_files
 from .documents import Array
 from .mixture import MixtureFile
 from .packing import FIRST, LEARNED, ConversationFile
@@ -171,10 +171,7 @@ def read_conversations(recipe: Recipe) -> Iterator[Conversation]:
     Raises:
         UserError: a file or record cannot be read, or the corpus is of another kind.
     """
-    corpora = (
-        [s.corpus for s in recipe.data.corpus.sources] if isinstance(recipe.data.corpus, MixtureCorpus) else [recipe.data.corpus]
-    )
-    for corpus in corpora:
+    for corpus in corpora_of(recipe):
         if not isinstance(corpus, ConversationCorpus):
             raise UserError(f"data.corpus.kind: {corpus.kind} has no conversations", "--set data.corpus.kind=conversations")
         yield from ConversationReader(corpus, recipe.seed).read(listed_files(corpus.files) if corpus.files else [])

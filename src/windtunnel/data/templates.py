@@ -26,6 +26,7 @@ from windtunnel.recipe import Conversational, PromptCorpus, Recipe, UserError
 
 from .bpe import BOS_TEXT, CHATML_END, CHATML_START
 from .conversations import Conversation, Message, learned
+from .corpus import corpora_of
 from .documents import Array
 from .subwords import Folder, Subwords
 from .time_limit import within
@@ -371,8 +372,7 @@ def choose_template(wanted: str, tokenizer: Tokenizer, *, fallback: str) -> Chat
 
 def template_of(recipe: Recipe, tokenizer: Tokenizer) -> ChatTemplate | None:
     """Return the template that a recipe's conversations are written by; of other text the tokenizer's own, if it has one."""
-    sources = getattr(recipe.data.corpus, "sources", None)
-    for corpus in [source.corpus for source in sources] if sources else [recipe.data.corpus]:
+    for corpus in corpora_of(recipe):
         if isinstance(corpus, Conversational | PromptCorpus):
             fallback = "chatml" if isinstance(corpus, Conversational) else "plain"
             return choose_template(corpus.template, tokenizer, fallback=fallback)

@@ -15,11 +15,7 @@ INCHES = (10.5, 4.8)
 
 
 def write_action_plot(report: ActionReport, path: Path, title: str) -> Path:
-    """Draw the report into a .png file.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
+    """Draw the report into a .png file. Raises UserError: the file cannot be written."""
 
     def draw(figure: Any) -> None:
         left, right = figure.subplots(1, 2, width_ratios=(1.15, 1))

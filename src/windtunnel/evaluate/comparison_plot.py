@@ -15,11 +15,7 @@ TITLE_WIDTH = 88  # letters that fit over the axes
 
 
 def write_comparison_plot(report: ComparisonReport, path: Path) -> Path:
-    """Draw the report into a .png file.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
+    """Draw the report into a .png file. Raises UserError: the file cannot be written."""
     return write_png(path, draw_png(INCHES, lambda figure: _draw(figure.add_subplot(), report)))
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from windtunnel.data import TaskReader
-from windtunnel.recipe import ConversationCorpus, KernelTasks, MixtureCorpus, Recipe, UserError
+from windtunnel.data import TaskReader, kernels_of
+from windtunnel.recipe import Recipe, UserError
 
 _BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
@@ -21,7 +21,7 @@ def records_of(prompts: Sequence[str], recipe: Recipe) -> list[dict[str, Any] | 
     Raises:
         UserError: the recipe's conversations have no kernel tasks.
     """
-    sources = list(_sources(recipe))
+    sources = kernels_of(recipe)
     if not sources:
         raise UserError(
             "stages.sft.answers.metric: kernel judges answers to kernel tasks, and data.corpus has none",
@@ -46,13 +46,6 @@ def _module(prompt: str) -> str:
     blocks = _BLOCK.findall(prompt)
     # The last: a plan before it may hold code too.
     return "".join(blocks[-1].split()) if blocks else ""
-
-
-def _sources(recipe: Recipe) -> Iterator[KernelTasks]:
-    corpus = recipe.data.corpus
-    for one in [source.corpus for source in corpus.sources] if isinstance(corpus, MixtureCorpus) else [corpus]:
-        if isinstance(one, ConversationCorpus) and one.kernels is not None:
-            yield one.kernels
 
 
 def group_of(record: Mapping[str, Any]) -> str | None:

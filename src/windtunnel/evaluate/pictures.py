@@ -30,11 +30,7 @@ def draw_png(inches: tuple[float, float], draw: Callable[[Any], None]) -> bytes:
 
 
 def write_png(path: Path, content: bytes) -> Path:
-    """Write a picture in one step and return its path.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
+    """Write a picture in one step and return its path. Raises UserError: the file cannot be written."""
     try:
         write_atomic(path, content)
     except OSError as error:
