@@ -33,6 +33,12 @@ from windtunnel.run import MetricsReader
 
 RECIPES: dict[str, tuple[str, ...]] = {"charlm": ("model.depth=12",), "trm-sudoku": ()}
 STARTS = ("first", "second")
+CACHES = {
+    "WINDTUNNEL_CACHE": "data",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TRITON_CACHE_DIR": "triton",
+    "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR": "flash",
+}
 SERIES = "step_seconds"
 LOOK = 0.02
 MOST_TOLD = 40
@@ -76,8 +82,7 @@ def machine() -> dict[str, Any]:
 
 def start(folder: Path, recipe: str, sets: list[str], ends: float) -> dict[str, Any]:
     """Start a training whose caches are below a folder, and return its times; with `failed` where it had no second step."""
-    caches = {"WINDTUNNEL_CACHE": "data", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
-    environment = os.environ | {name: str(folder / place) for name, place in caches.items()}
+    environment = os.environ | {name: str(folder / place) for name, place in CACHES.items()}
     root = Path(tempfile.mkdtemp(dir=folder, prefix="runs-"))
     command = [sys.executable, "-m", "windtunnel", "train", recipe, "--root", str(root), "--yes"]
     command += [word for text in (*sets, "checkpoints.every=1000 hours") for word in ("--set", text)]
@@ -136,7 +141,7 @@ def processor_seconds(process: psutil.Process) -> float:
 
 def kept(folder: Path) -> dict[str, int]:
     """Count the files of compiled code."""
-    return {place: sum(path.is_file() for path in (folder / place).rglob("*")) for place in ("inductor", "triton")}
+    return {place: sum(path.is_file() for path in (folder / place).rglob("*")) for place in CACHES.values() if place != "data"}
 
 
 def kill(process: psutil.Process) -> None:

@@ -100,10 +100,12 @@ def train(
     if stage is not None:
         _unless_trained(loaded, recipe, stage, root, as_json=json)  # refused before anything heavy is imported
 
+    ready = None
     if detach or context.obj:  # a program of its own, rather than a call from Python
-        from windtunnel.launch import supervise
+        from windtunnel.launch import ReadyRanks, supervise
 
         supervise(detach=detach, as_json=json)
+        ready = context.with_resource(ReadyRanks.of(loaded, gpus))  # before what takes seconds to import
 
     from windtunnel.launch import Options, mirror_again, run_stages, train_run
     from windtunnel.run import newest_run
@@ -113,7 +115,9 @@ def train(
     for note in recipe_notes(loaded):
         typer.echo(f"note: {note}", err=True)
     colour = not json and has_colours()
-    options = Options(run=place, resume=resume, yes=yes, root=root, price=price, gpus=gpus, called=recipe, colour=colour)
+    options = Options(
+        run=place, resume=resume, yes=yes, root=root, price=price, gpus=gpus, called=recipe, colour=colour, ready=ready
+    )  # fmt: skip
     if not loaded.staged and stage is None:
         code, trained = train_run(loaded, options, make_view(), as_json=json)
         if code == 0:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .megatron import MegatronJob, render_job
     from .prepare import data_lines, look_before_training, prepare_run
     from .processes import Process, stop_with_parent
+    from .ready import ReadyRanks
     from .restart import bring_job, stand_again
     from .stages import StageReport, run_stages
     from .stopping import Stopped, stop_run
@@ -29,6 +30,7 @@ __all__ = [
     "Options",
     "Phase",
     "Process",
+    "ReadyRanks",
     "StageReport",
     "Stopped",
     "Trial",

@@ -178,7 +178,7 @@ def become(words: Sequence[str], environment: Mapping[str, str], folder: str, st
 def _code(module: str) -> int:
     """Return what a module's `main` ends with."""
     try:
-        _count_threads()
+        count_threads()
         loaded = import_module(module)
         main: Callable[[], int | None] = (import_module(f"{module}.__main__") if hasattr(loaded, "__path__") else loaded).main
         return main() or 0
@@ -194,7 +194,7 @@ def _code(module: str) -> int:
         return RAISED
 
 
-def _count_threads() -> None:
+def count_threads() -> None:
     """Give torch, which looked when it was imported, the number of threads that the program's own environment says."""
     wanted, torch = os.environ.get("OMP_NUM_THREADS", ""), sys.modules.get("torch")
     if wanted.isdigit() and int(wanted) and torch is not None:

@@ -1,4 +1,4 @@
-"""Training on this machine: on one GPU or CPU in this process, on several GPUs in a process each."""
+"""Training on this machine: in a process a rank where ranks were made ready or are several, else in this process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from windtunnel.run import (
 from .measuring import observe_run
 from .placed import on_cluster, run_on_cluster
 from .prepare import plan_again, prepare_run
-from .processes import Crashed, described
+from .processes import ALLOCATOR, Crashed, described
 from .ranks import run_ranks
 from .trainable import Options
 
@@ -89,8 +89,8 @@ def _clock(from_now: bool) -> Iterator[None]:
 
 
 def _train_run(recipe: Recipe, options: Options, view: View, *, as_json: bool, isolated: bool, output: Any) -> tuple[int, Path]:
-    # Read when CUDA starts. Without it freed blocks of other sizes stay reserved: 61.5 GiB instead of 45 at depth 24.
-    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    for name, value in ALLOCATOR.items():
+        os.environ.setdefault(name, value)
     try:
         with contextlib.ExitStack() as stack:
             return _on_nodes(recipe, options, view, stack, as_json=as_json, isolated=isolated, output=output)
@@ -178,7 +178,7 @@ def _train(run: RunFolder, view: View, options: Options, *, as_json: bool, isola
     """Train here, or in processes of their own; return the exit code."""
     ranks = run.manifest["plan"]["layout"]["ranks"]
     placed = run.recipe.rl is not None and run.recipe.rl.placement == "ray"
-    if ranks == 1 and not isolated and not placed:
+    if ranks == 1 and not isolated and not placed and not options.ready:
         return trainer_of(run.recipe)(run.path, view=view, run=run)
     view.close()  # rank 0 shows its own
     run.close()  # and takes the lock
@@ -190,7 +190,7 @@ def _train(run: RunFolder, view: View, options: Options, *, as_json: bool, isola
 
         run_on_cluster(run.path, ranks, view.say, again, as_json=as_json, output=output)
     else:
-        run_ranks(run.path, ranks, as_json=as_json, output=output)
+        run_ranks(run.path, ranks, as_json=as_json, output=output, ready=options.ready)
     return int(RunFolder.open(run.path).manifest.get("exit_code", 1))
 
 

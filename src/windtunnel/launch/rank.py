@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from windtunnel.run import HEARTBEATS, Beat, Channel, process_state, read_beat
+from windtunnel.run import HEARTBEATS, Beat, process_state, read_beat
 
-from .processes import stop_with_parent
+from .ready import ReadyRanks
 from .stacks import Stack, ask
 
 STARTING_SECONDS = 600.0
@@ -62,22 +62,13 @@ class LocalRank:
     """A process of this machine; see `Rank`.
 
     Args:
-        command: of the process. environment: all of it. beats: folder of the signs of life of all ranks.
+        process: of the rank. beats: folder of the signs of life of all ranks.
         output: gets what it prints, in place of standard output.
     """
 
-    def __init__(
-        self, number: int, command: Sequence[str], environment: dict[str, str], beats: Path, output: IO[str] | None
-    ) -> None:
-        channel = Channel.inherited()
+    def __init__(self, number: int, process: subprocess.Popen[str], beats: Path, output: IO[str] | None) -> None:
         self.number, self.began, self.stopped_since = number, time.monotonic(), None
-        self._beats, self._output = beats, output
-        self.process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", bufsize=1,
-            # A session of its own: Ctrl-C must reach rank 0 alone, which saves and tells the others.
-            start_new_session=True, preexec_fn=stop_with_parent, pass_fds=channel.descriptors if channel else (),
-        )  # fmt: skip
+        self.process, self._beats, self._output = process, beats, output
         self._readers = [
             threading.Thread(target=self._read, args=(stream, error), daemon=True)
             for stream, error in ((self.process.stdout, False), (self.process.stderr, True))
@@ -148,7 +139,9 @@ def rank_command(folder: Path, as_json: bool) -> list[str]:
     return [sys.executable, "-m", "windtunnel.launch.worker", str(folder), *(["--json"] if as_json else [])]
 
 
-def start_here(folder: Path, ranks: int, port: int, beats: Path, as_json: bool, output: IO[str] | None) -> list[LocalRank]:
+def start_here(
+    folder: Path, ranks: int, port: int, beats: Path, as_json: bool, output: IO[str] | None, ready: ReadyRanks | None = None
+) -> list[LocalRank]:
     """Start the ranks of a run on this machine.
 
     Args:
@@ -158,13 +151,14 @@ def start_here(folder: Path, ranks: int, port: int, beats: Path, as_json: bool, 
         beats: folder of their signs of life.
         as_json: rank 0 tells progress as JSON.
         output: gets what they print, in place of standard output.
+        ready: processes that wait for such work; those for which there is none are ended.
     """
     # Before the environment's own, which wins: shared out, so that ranks do not wait for each other's threads.
     threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks))} if ranks > 1 else {}
     shared, command = {**threads, **os.environ, HEARTBEATS: str(beats)}, rank_command(folder, as_json)
-    return [
-        LocalRank(number, command, {**shared, **rank_environment(number, ranks, port)}, beats, output) for number in range(ranks)
-    ]
+    with ready or ReadyRanks(0) as waiting:
+        started = [waiting.take(command, {**shared, **rank_environment(number, ranks, port)}) for number in range(ranks)]
+    return [LocalRank(number, process, beats, output) for number, process in enumerate(started)]
 
 
 def open_store() -> Any:

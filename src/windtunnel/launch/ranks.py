@@ -25,10 +25,12 @@ from windtunnel.run import (
     STOPPING,
     WAITING,
     Beat,
+    RunFolder,
 )
 
 from .processes import CRASHED
 from .rank import STARTING_SECONDS, Rank, open_store, start_here
+from .ready import ReadyRanks
 from .stacks import Stack
 
 ABANDON = signal.SIGQUIT
@@ -64,7 +66,7 @@ class _Look:
     stack: Stack | None
 
 
-def run_ranks(folder: Path, ranks: int, *, as_json: bool, output: IO[str] | None) -> None:
+def run_ranks(folder: Path, ranks: int, *, as_json: bool, output: IO[str] | None, ready: ReadyRanks | None = None) -> None:
     """Train in a process a rank; how training ended stands in the run's manifest.
 
     Args:
@@ -72,6 +74,7 @@ def run_ranks(folder: Path, ranks: int, *, as_json: bool, output: IO[str] | None
         ranks: how many processes.
         as_json: rank 0 tells progress as JSON.
         output: gets what the ranks print, in place of standard output.
+        ready: processes that wait for such work; those for which there is none are ended.
 
     Raises:
         RankFailed: a rank died or hung; names it, what it did and where.
@@ -79,7 +82,7 @@ def run_ranks(folder: Path, ranks: int, *, as_json: bool, output: IO[str] | None
     """
     store = open_store() if ranks > 1 else None
     with tempfile.TemporaryDirectory(prefix="windtunnel-ranks-") as beats:
-        started = start_here(folder, ranks, store.port if store else 0, Path(beats), as_json, output)
+        started = start_here(folder, ranks, store.port if store else 0, Path(beats), as_json, output, ready)
         watch_ranks(folder, started, output)
 
 
@@ -158,9 +161,16 @@ class _RankWatch:
         how = said.get("how") or f"raised {said['error']}" if said else f"ended with code {code}"
         if code < 0:
             how = f"was ended by {signal.Signals(-code).name}"
+        see = ""
         if code == -signal.SIGKILL:
             how += " (out of memory, or somebody's kill)"
-        raise self._error(first, how, first.beat())
+            see = f"where memory ran out, {self._lighter()}"
+        raise self._error(first, how, first.beat(), see)
+
+    def _lighter(self) -> str:
+        from windtunnel.train import lighter_run
+
+        return lighter_run(RunFolder.open(self._folder))
 
     def _let_them_save(self, after: Callable[[], None]) -> None:
         """Wait for ranks to end by themselves; those that save the last good state have the time for it.

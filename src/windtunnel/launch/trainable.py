@@ -24,6 +24,8 @@ from windtunnel.plan import require_divided, why_untrainable
 from windtunnel.recipe import GRPO, CountedCorpus, HuggingFaceModel, MissingModel, Recipe, UserError
 from windtunnel.run import RunFolder
 
+from .ready import ReadyRanks
+
 
 @dataclass(frozen=True)
 class Options:
@@ -41,6 +43,7 @@ class Options:
         before: of a stage: the run of the stage before it, and the hours and dollars that all before it took (JSON).
         called: what the command called the recipe: its name or file. None: its name.
         colour: whether what is said goes to a terminal that has colours.
+        ready: processes that wait for ranks to be.
     """
 
     run: Path | None = None
@@ -54,6 +57,7 @@ class Options:
     before: Mapping[str, Any] | None = None
     called: str | None = None
     colour: bool = False
+    ready: ReadyRanks | None = None
 
 
 def require_trainable(recipe: Recipe) -> None:

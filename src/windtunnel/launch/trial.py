@@ -16,7 +16,7 @@ from windtunnel.recipe import Recipe, UserError
 from windtunnel.rig import detect_rig
 
 from .forking import Forker
-from .processes import run_child, stage_of, watch
+from .processes import ALLOCATOR, run_child, stage_of, watch
 from .rank import open_store, rank_environment
 
 LOG_LINES = 60  # of a failed trial's output that are kept
@@ -172,8 +172,7 @@ def _run(folder: Path, ranks: int, timeout: float, say: Callable[[str], None], f
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "--log-dir", str(folder / "ranks")]
     environment = {
         "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks)),
-        # As every run does: freed blocks of other sizes would stay reserved.
-        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+        **ALLOCATOR,
         **os.environ,
     }
     if forker is not None:

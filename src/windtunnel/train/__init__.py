@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .optimizer import MuonAdamW, Scalars
     from .ranks import RANKS_TIMEOUT, Ranks, join_ranks
     from .schedule import learning_rate_scale
-    from .session import Ask, Method, Work, train
+    from .session import Ask, Method, Work, lighter_run, train
     from .telemetry import View
     from .trace import TraceRequest, run_trace
     from .trial import TRIAL_PROGRESS, TrialRequest, TrialSteps, random_feed, run_trial
@@ -78,6 +78,7 @@ __all__ = [
     "join_ranks",
     "judge_gates",
     "learning_rate_scale",
+    "lighter_run",
     "linear_cross_entropy",
     "local_part",
     "nothing",

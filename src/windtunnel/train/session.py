@@ -146,7 +146,7 @@ def _other(run: RunFolder, layout: Layout, ranks: Ranks, method: Method, after_s
             checkpoints.load(step)
         else:
             checkpoints.take_initial()
-        lighter = _lighter(run, layout)
+        lighter = lighter_run(run)
         Loop(engine, ranks, checkpoints, step=step or 0, after_step=after_step, lighter=lighter, ask=ask).run()
 
 
@@ -206,7 +206,7 @@ def _first(
             checkpoints.take_initial()
         loop = Loop(
             engine, ranks, checkpoints, callbacks, Deciders(health, budget), journal=journal, step=step, after_step=after_step,
-            lighter=_tell_lighter(run, layout), ask=ask,
+            lighter=_tell_lighter(run), ask=ask,
         )  # fmt: skip
         if checkpoint is not None:
             journal.event("resumed", f"resumed from step {step:,}")
@@ -241,16 +241,17 @@ def _stage(recipe: Recipe) -> TrainingStage:
     return recipe.training[0]
 
 
-def _lighter(run: RunFolder, layout: Layout) -> str:
-    recipe = run.recipe
+def lighter_run(run: RunFolder) -> str:
+    """Return what to change so that a run needs less memory; see `failures.lighter`."""
+    recipe, layout = run.recipe, Layout.of_plan(run.manifest["plan"]["layout"])
     return lighter(
         run.path, layout, _stage(recipe).name or "pretrain", recomputes=recipe.recomputes, shards=_may_shard(recipe, layout)
     )
 
 
-def _tell_lighter(run: RunFolder, layout: Layout) -> str:
+def _tell_lighter(run: RunFolder) -> str:
     """Return what to change where memory runs out, and tell the supervisor: whom the kernel kills for it can say nothing."""
-    lighter = _lighter(run, layout)
+    lighter = lighter_run(run)
     channel = Channel.inherited()
     if channel is not None:
         channel.tell(lighter=lighter)

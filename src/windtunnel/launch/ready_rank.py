@@ -1,0 +1,69 @@
+"""A rank that waits for its run: python -m windtunnel.launch.ready_rank NUMBER [MODULE ...]. Started by `ready`."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import sys
+import threading
+from importlib import import_module
+
+from .forking import count_threads
+
+
+def main() -> int:
+    """Import, start CUDA, then be the program that standard input names, with its arguments and environment.
+
+    Returns:
+        its code; 0 where standard input ends first.
+    """
+    number, *modules = sys.argv[1:]
+    started: list[bool] = []
+    starting = threading.Thread(target=lambda: started.append(_start_cuda(int(number))), daemon=True)
+    starting.start()
+    for module in ("windtunnel.launch.worker", "windtunnel.train.session", *modules):
+        import_module(module)
+    starting.join()
+    if started[0]:
+        _look_at_kernels(int(number))
+    line = sys.stdin.buffer.readline()
+    if not line:
+        return 0
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    work = json.loads(line)
+    os.environ.clear()
+    os.environ.update(work["environment"])
+    count_threads()
+    sys.argv = work["arguments"]
+    code: int = import_module(sys.argv[0]).main()
+    return code
+
+
+def _start_cuda(number: int) -> bool:
+    """Start CUDA on a GPU, beside the imports; return whether it did. The context is the one that PyTorch uses afterwards."""
+    with contextlib.suppress(OSError, AttributeError):
+        cuda = ctypes.CDLL("libcuda.so.1")
+        context = ctypes.c_void_p()
+        return cuda.cuInit(0) == 0 and cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), number) == 0
+    return False
+
+
+def _look_at_kernels(number: int) -> None:
+    """Import what the first step on a GPU would import, and let PyTorch start on it."""
+    import torch
+
+    from windtunnel.model import flash_kernels
+
+    flash_kernels()
+    with contextlib.suppress(ImportError, RuntimeError):  # whoever trains meets them again, and says so
+        import_module("windtunnel.train.triton_updates")
+        torch.cuda.set_device(number)
+        torch.zeros(1, device="cuda")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
