@@ -102,10 +102,11 @@ def train(
 
     ready = None
     if detach or context.obj:  # a program of its own, rather than a call from Python
-        from windtunnel.launch import ReadyRanks, supervise
+        from windtunnel.launch import Compilers, ReadyRanks, supervise
 
         supervise(detach=detach, as_json=json)
         ready = context.with_resource(ReadyRanks.of(loaded, gpus))  # before what takes seconds to import
+        context.with_resource(Compilers.of(loaded))
 
     from windtunnel.launch import Options, mirror_again, run_stages, train_run
     from windtunnel.run import newest_run

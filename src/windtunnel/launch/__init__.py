@@ -6,6 +6,7 @@ from windtunnel import lazy
 
 if TYPE_CHECKING:
     from .beside import Beside, find_beside, train_beside
+    from .compilers import Compilers
     from .forking import Forked, Forker
     from .local import mirror_again, run_training, train_run
     from .measuring import Calibration, calibrate, observe_run
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Beside",
     "Calibration",
+    "Compilers",
     "Forked",
     "Forker",
     "MegatronJob",

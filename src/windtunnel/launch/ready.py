@@ -18,7 +18,7 @@ from windtunnel.run import Channel
 from .processes import ALLOCATOR, stop_with_parent
 
 COUNT = "WINDTUNNEL_READY_RANKS"
-"""Environment: so many ranks are made ready; without it as many as there are GPUs to train on."""
+"""Environment: so many ranks are made ready, without it as many as there are GPUs to train on; 0: nothing is compiled ahead."""
 
 
 class ReadyRanks:
@@ -75,13 +75,13 @@ class ReadyRanks:
             process = self._waiting.pop(0)
             if _told(process, {"arguments": list(command[2:]), "environment": dict(environment)}):
                 return process
-            _end(process)
+            end_process(process)
         return start_rank(command, environment)
 
     def close(self) -> None:
         """End those that still wait."""
         while self._waiting:
-            _end(self._waiting.pop())
+            end_process(self._waiting.pop())
 
 
 def start_rank(command: Sequence[str], environment: Mapping[str, str], stdin: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
@@ -106,7 +106,8 @@ def _told(process: subprocess.Popen[str], work: dict[str, Any]) -> bool:
     return process.poll() is None
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def end_process(process: subprocess.Popen[str]) -> None:
+    """End a process that `start_rank` started, with all that it started itself."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .build import build_model, empty_model, new_model
     from .cache import KVCache, extend, lay_out
     from .checks import add_gradients
+    from .compiled import compile_attention, without_attention
     from .download import by_hand
     from .expert_parallel import ExpertGroup, expert_group
     from .fetch import (
@@ -109,6 +110,7 @@ __all__ = [
     "build_model",
     "by_hand",
     "choose",
+    "compile_attention",
     "convert_gguf",
     "cut_off",
     "decode_fp8",
@@ -171,6 +173,7 @@ __all__ = [
     "weight_files",
     "weights_folder",
     "with_rows",
+    "without_attention",
     "without_bar",
 ]
 

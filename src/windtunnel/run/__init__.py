@@ -2,6 +2,7 @@
 
 from .bands import Alert, BandWatch, Finding, GateResult, Judge, Targets
 from .budget import STARTED, BudgetClock, BudgetSpent, EpochsVerdict, Spent, epochs_over_data, load_spent
+from .compilers import COMPILING_SECONDS, name_compilers, wait_for_compilers
 from .ending import LAST_LINES, Outcome, interrupted, outcome, record_end
 from .expected import Expected, compare_expected
 from .folder import JOB_VARIABLE, RunFolder, new_folder, read_manifest, read_own_recipe
@@ -37,6 +38,7 @@ from .track_process import tracking
 from .trackers import require_trackers
 
 __all__ = [
+    "COMPILING_SECONDS",
     "HEARTBEATS",
     "JOB_VARIABLE",
     "KEEPING",
@@ -101,6 +103,7 @@ __all__ = [
     "log_files",
     "log_only",
     "measured_saves",
+    "name_compilers",
     "new_folder",
     "newest_run",
     "notifying",
@@ -128,4 +131,5 @@ __all__ = [
     "tell_gates",
     "too_late",
     "tracking",
+    "wait_for_compilers",
 ]

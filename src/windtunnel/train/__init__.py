@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from .session import Ask, Method, Work, lighter_run, train
     from .telemetry import View
     from .trace import TraceRequest, run_trace
-    from .trial import TRIAL_PROGRESS, TrialRequest, TrialSteps, random_feed, run_trial
+    from .trial import TRIAL_PROGRESS, TrialRequest, TrialSteps, compile_step, random_feed, run_trial
 
 __all__ = [
     "COMPUTE",
@@ -71,6 +71,7 @@ __all__ = [
     "build_hf",
     "build_hf_engine",
     "child_context",
+    "compile_step",
     "gate_series",
     "hub_buckets",
     "hub_config",

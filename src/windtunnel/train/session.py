@@ -29,6 +29,7 @@ from windtunnel.run import (
     Targets,
     judges_of,
     load_spent,
+    wait_for_compilers,
 )
 
 from .advice import band_advice, settings_of
@@ -369,6 +370,8 @@ def _engine(
         built = replace(layout, micro_batch=1, accumulation=1)
         fix = lighter(run.path, built, "", recomputes=False, shards=_may_shard(recipe, layout))
         raise OutOfMemory(f"out of memory while the model is built{short_of(error)}", fix) from None
+    ranks.heartbeat.beat("waiting for what is compiled")
+    wait_for_compilers(lambda: stop.requested)
     with contextlib.closing(engine), method.ask(work, engine) as ask:
         yield engine, data, ask
 

@@ -6,6 +6,7 @@ random tokens, and for checkpoints.
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import sys
 import time
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 
 from windtunnel.data import BatchLoader, TokenFile, ValidationBatches
+from windtunnel.model import without_attention
 from windtunnel.recipe import Layout, Recipe
 
 from .engine import Engine, Feed, Mark, Pending, StepResult
@@ -115,6 +117,23 @@ def _build(request: TrialRequest, layout: Layout, ranks: Ranks, folder: Path) ->
     vocab = int((request.config.get("text_config") or request.config)["vocab_size"])
     feed = random_feed(layout, ranks, vocab, folder, recipe.seed)
     return EngineSteps(build_hf_engine(recipe, layout, ranks, feed, request.config))
+
+
+def compile_step(recipe: Recipe, layout: Layout, vocab: int, folder: Path) -> None:
+    """Take one step of a GPT on random tokens for the kernels that are compiled for it, all but those of attention.
+
+    Args:
+        recipe: its depth is a number.
+        layout: of one rank.
+        vocab: tokens of its vocabulary.
+        folder: for the tokens.
+    """
+    with join_ranks(layout.device) as ranks, without_attention():
+        feed = random_feed(layout, ranks, vocab, folder, recipe.seed)
+        with contextlib.closing(build_gpt_engine(recipe, layout, ranks, feed)) as engine:
+            pending = engine.step(1, TRIAL_PROGRESS)
+            assert pending is not None
+            pending.result()
 
 
 class EngineSteps:
