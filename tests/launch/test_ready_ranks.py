@@ -139,3 +139,39 @@ def test_one_that_waits_ends_with_its_input(place: Path) -> None:
     time.sleep(0.2)
     out, _ = process.communicate(timeout=HANG)
     assert (process.returncode, out) == (0, b"")
+
+
+@pytest.mark.timeout(400)
+def test_ctrl_z_lets_the_rank_stand_still_too(place: Path, start: Start) -> None:
+    command = start(1, "--set", "budget.steps=1000000", "--set", "bands.overfit_patience=1000000")
+    until(lambda: list(place.glob("runs1/*/checkpoints/step-*")))
+    command.send_signal(signal.SIGTSTP)
+    until(lambda: {process.status() for process in started(place)} == {psutil.STATUS_STOPPED})
+    command.send_signal(signal.SIGCONT)
+    until(lambda: psutil.STATUS_STOPPED not in {process.status() for process in started(place)})
+    command.send_signal(signal.SIGINT)
+    _, errors = command.communicate(timeout=HANG)
+    assert command.returncode == 3, errors
+    until(lambda: not started(place))
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_rank_that_is_told_to_stop_before_it_listens_leaves_a_stopped_run(place: Path, start: Start, number: int) -> None:
+    command = start(1)
+    until(lambda: started(place, "ready_rank"))
+    [rank] = started(place, "ready_rank")
+    rank.suspend()
+    until(lambda: list(place.glob("runs1/*/tokenizer.json")))
+    time.sleep(1.0)  # it is told what to train within this second
+    command.send_signal(number)
+    time.sleep(0.2)
+    rank.resume()
+    out, errors = command.communicate(timeout=HANG)
+    assert "Traceback" not in out + errors
+    [run] = (place / "runs1").iterdir()
+    manifest = RunFolder.open(run).manifest
+    assert command.returncode in (3, 130), errors
+    assert manifest["status"] == "stopped"
+    assert "ended without saving" in manifest["reason"]
+    until(lambda: not started(place))

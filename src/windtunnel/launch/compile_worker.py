@@ -17,6 +17,7 @@ from windtunnel.rig import detect_rig
 from windtunnel.run import COMPILING_SECONDS, log_only
 
 from .compilers import BACKWARD, FORWARD, mark
+from .ready_rank import start_cuda
 
 GIB = 2**30
 BYTES_PER_PARAMETER = 20
@@ -32,6 +33,7 @@ def main() -> int:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(int(COMPILING_SECONDS))
     part, given = sys.argv[1], json.load(sys.stdin)
+    start_cuda(0)
     try:
         _compile(part, Recipe.model_validate(given["recipe"]))
         done = mark(part, given["key"])

@@ -50,11 +50,11 @@ class Compilers:
     @classmethod
     def of(cls, recipe: Recipe) -> Compilers:
         """Start what compiles for a recipe what has not been compiled here yet: on a GPU, of a GPT whose depth is known."""
-        from windtunnel.rig import cpu_cores, detect_rig
+        from windtunnel.rig import are_shared, cpu_cores, detect_rig
 
         gpu = detect_rig(measure_cpu=False).gpu
         known = isinstance(recipe.model, GPTModel) and recipe.model.depth != "auto"
-        if gpu is None or not known or cpu_cores() < LEAST_CORES or os.environ.get(COUNT) == "0":
+        if gpu is None or not known or os.environ.get(COUNT) == "0" or cpu_cores() < LEAST_CORES or not are_shared():
             return cls(recipe, ())
         key = key_of(recipe, gpu.name)
         flash = _version("flash-attn-4") is not None and gpu.capability[0] in (9, 10)
@@ -99,7 +99,8 @@ def _version(package: str) -> str | None:
 def _start(part: str, given: str) -> subprocess.Popen[str]:
     alone = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
     environment = {**ALLOCATOR, **{name: value for name, value in os.environ.items() if name not in alone}}
-    process = start_rank([sys.executable, "-m", "windtunnel.launch.compile_worker", part], environment, subprocess.PIPE)
+    command = [sys.executable, "-m", "windtunnel.launch.compile_worker", part]
+    process = start_rank(command, environment, subprocess.PIPE, subprocess.DEVNULL)
     assert process.stdin is not None
     with contextlib.suppress(OSError), process.stdin as port:  # one that has ended compiles nothing
         port.write(given)

@@ -45,6 +45,16 @@ def stop_with_parent() -> None:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
+def send_below(pid: int, number: int) -> None:
+    """Send a signal to all that a process has started, and what those have: ranks, which have sessions of their own."""
+    import psutil
+
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.send_signal(number)
+
+
 class Process(Protocol):
     """What is asked of a process that was started or forked: `subprocess.Popen` has it, and `windtunnel.launch.Forked`."""
 
@@ -122,12 +132,7 @@ def _wait(processes: Sequence[Process], path: Path, timeout: float, say: Callabl
 
 def _kill(process: Process) -> None:
     """End the process and all that it started: torchrun gives its workers sessions of their own."""
-    import psutil
-
-    with contextlib.suppress(psutil.NoSuchProcess):
-        for child in psutil.Process(process.pid).children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                child.kill()
+    send_below(process.pid, signal.SIGKILL)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)  # what its own death has orphaned, such as compilers
     process.wait()

@@ -26,6 +26,7 @@ from windtunnel.run import (
     WAITING,
     Beat,
     RunFolder,
+    StoppedEarly,
 )
 
 from .processes import CRASHED
@@ -102,6 +103,7 @@ class _RankWatch:
     def __init__(self, folder: Path, ranks: Sequence[Rank], output: IO[str] | None) -> None:
         self._folder, self._ranks, self._output, self._interrupts = folder, ranks, output, 0
         self._asked: float | None = None
+        self._signal = signal.SIGTERM
         self._look: _Look | None = None
 
     @contextlib.contextmanager
@@ -112,7 +114,7 @@ class _RankWatch:
             self._interrupts += number == signal.SIGINT
             if self._interrupts > 1:
                 raise KeyboardInterrupt
-            self._asked = self._asked or time.monotonic()
+            self._asked, self._signal = self._asked or time.monotonic(), signal.Signals(number)
             self._ranks[0].send(signal.SIGTERM if number == signal.SIGINT else number)
 
         old = {number: signal.signal(number, forward) for number in STOPPING}
@@ -145,6 +147,9 @@ class _RankWatch:
 
     def _failed(self, dead: Sequence[Rank]) -> NoReturn:
         """Raise why a rank ended, once the others have saved what they can; a refusal is passed on."""
+        stopped = -signal.SIGTERM if self._signal == signal.SIGINT else -self._signal
+        if self._asked is not None and self._ranks[0].code == stopped and self._doing(self._ranks[0]) == "starting":
+            raise StoppedEarly(self._signal.name)  # it could not listen yet
         self._let_them_save(lambda: None)
         # Ranks that ended for want of another one are not the cause; if all say so, whoever ended first is taken for it.
         told = {rank.number: rank.told() for rank in self._ranks}

@@ -84,12 +84,13 @@ class ReadyRanks:
             end_process(self._waiting.pop())
 
 
-def start_rank(command: Sequence[str], environment: Mapping[str, str], stdin: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
-    """Start a process of a rank, which ends with this one."""
+def start_rank(
+    command: Sequence[str], environment: Mapping[str, str], stdin: int = subprocess.DEVNULL, output: int = subprocess.PIPE
+) -> subprocess.Popen[str]:
+    """Start a process of a job, which ends with this one."""
     channel = Channel.inherited()
     return subprocess.Popen(
-        command, env=environment, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
-        bufsize=1,
+        command, env=environment, stdin=stdin, stdout=output, stderr=output, text=True, errors="replace", bufsize=1,
         # A session of its own: Ctrl-C must reach rank 0 alone, which saves and tells the others.
         start_new_session=True, preexec_fn=stop_with_parent, pass_fds=channel.descriptors if channel else (),
     )  # fmt: skip

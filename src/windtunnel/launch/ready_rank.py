@@ -20,14 +20,12 @@ def main() -> int:
         its code; 0 where standard input ends first.
     """
     number, *modules = sys.argv[1:]
-    started: list[bool] = []
-    starting = threading.Thread(target=lambda: started.append(_start_cuda(int(number))), daemon=True)
-    starting.start()
+    starting = start_cuda(int(number))
     for module in ("windtunnel.launch.worker", "windtunnel.train.session", *modules):
-        import_module(module)
+        with contextlib.suppress(ImportError):  # whoever trains meets it again, and says so
+            import_module(module)
     starting.join()
-    if started[0]:
-        _look_at_kernels(int(number))
+    _look_at_kernels(int(number))
     line = sys.stdin.buffer.readline()
     if not line:
         return 0
@@ -43,23 +41,30 @@ def main() -> int:
     return code
 
 
-def _start_cuda(number: int) -> bool:
-    """Start CUDA on a GPU, beside the imports; return whether it did. The context is the one that PyTorch uses afterwards."""
-    with contextlib.suppress(OSError, AttributeError):
-        cuda = ctypes.CDLL("libcuda.so.1")
-        context = ctypes.c_void_p()
-        return cuda.cuInit(0) == 0 and cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), number) == 0
-    return False
+def start_cuda(number: int) -> threading.Thread:
+    """Start CUDA on a GPU, where there is one, in a thread beside the imports: the context is the one that PyTorch uses."""
+
+    def start() -> None:
+        with contextlib.suppress(OSError, AttributeError):
+            cuda, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+            if cuda.cuInit(0) == 0:
+                cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), number)
+
+    thread = threading.Thread(target=start, daemon=True)
+    thread.start()
+    return thread
 
 
 def _look_at_kernels(number: int) -> None:
     """Import what the first step on a GPU would import, and let PyTorch start on it."""
     import torch
 
+    if not torch.cuda.is_available():
+        return
     from windtunnel.model import flash_kernels
 
     flash_kernels()
-    with contextlib.suppress(ImportError, RuntimeError):  # whoever trains meets them again, and says so
+    with contextlib.suppress(ImportError, RuntimeError):
         import_module("windtunnel.train.triton_updates")
         torch.cuda.set_device(number)
         torch.zeros(1, device="cuda")

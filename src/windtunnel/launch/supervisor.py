@@ -36,7 +36,7 @@ from windtunnel.run import (
     stop_early,
 )
 
-from .processes import stop_with_parent
+from .processes import send_below, stop_with_parent
 
 DRAIN_SECONDS = 2.0
 """For what a job's own children still print after its end."""
@@ -295,7 +295,9 @@ class _Supervisor:
         """Stand still with the job (Ctrl-Z) until the shell continues this process."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._child, signal.SIGSTOP)
+            send_below(self._child, signal.SIGSTOP)
             os.kill(os.getpid(), signal.SIGSTOP)
+            send_below(self._child, signal.SIGCONT)
             os.killpg(self._child, signal.SIGCONT)
 
     def _ended(self, status: int) -> int:

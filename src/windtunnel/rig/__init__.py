@@ -2,7 +2,7 @@
 
 from .catalog import Catalog, gpu_names, instance_names, load_catalog, prices_file, user_file
 from .detect import PROVIDER, cpu_cores, detect_rig, measure_cpu_gflops
-from .nvml import InstalledGPU, installed_gpus, visible
+from .nvml import InstalledGPU, are_shared, installed_gpus, visible
 from .parse import parse_rig, spot_interruptions
 from .prices import OLD_DAYS, Update, age_days, update_prices
 from .types import GPU, Price, Rig, processor_of
@@ -17,6 +17,7 @@ __all__ = [
     "Rig",
     "Update",
     "age_days",
+    "are_shared",
     "cpu_cores",
     "detect_rig",
     "gpu_names",

@@ -53,6 +53,11 @@ def installed_gpus() -> list[InstalledGPU]:
     return _asked(_installed, [])
 
 
+def are_shared() -> bool:
+    """Return whether several processes may compute on a GPU at once, as they may unless the driver is told otherwise."""
+    return _asked(_shared, False)
+
+
 def _asked(question: Callable[[Any], T], without: T) -> T:
     """Return what NVML answers, or `without` where there is none."""
     try:
@@ -100,6 +105,11 @@ def _installed(nvml: Any) -> list[InstalledGPU]:
             number, memory = nvml.nvmlDeviceGetMinorNumber(handle), nvml.nvmlDeviceGetMemoryInfo(handle).total
             found.append(InstalledGPU(_text(nvml.nvmlDeviceGetUUID(handle)), int(number), int(memory)))
     return found
+
+
+def _shared(nvml: Any) -> bool:
+    handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+    return all(nvml.nvmlDeviceGetComputeMode(handle) == nvml.NVML_COMPUTEMODE_DEFAULT for handle in handles)
 
 
 def _found(nvml: Any) -> FoundGPUs | None:
