@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from tiny_recipes import write_tiny
 from waiting import until
 
 from windtunnel.launch.compile_worker import small_layout
-from windtunnel.launch.compilers import STEP, Compilers, key_of, mark
+from windtunnel.launch.compilers import BACKWARD, FORWARD, STEP, Compilers, key_of, mark
 from windtunnel.model import attention, without_attention
 from windtunnel.plan import make_plan
 from windtunnel.recipe import Layout, Recipe, load_recipe
@@ -80,7 +81,7 @@ def test_without_attention_outputs_and_gradients_are_zeros_until_it_is_back(monk
 
 
 @pytest.mark.end_to_end
-def test_one_that_fails_is_no_hindrance_and_leaves_no_mark(recipe: Recipe) -> None:
+def test_one_that_fails_is_no_hindrance_and_is_not_tried_again(recipe: Recipe) -> None:
     """It does here: there is no GPU whose memory it could look at."""
     if torch.cuda.is_available():
         pytest.skip("it would not fail")
@@ -89,7 +90,40 @@ def test_one_that_fails_is_no_hindrance_and_leaves_no_mark(recipe: Recipe) -> No
         wait_for_compilers(lambda: False)
         pid = json.loads(told)["pid"]
         assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    assert not mark(STEP, "key").exists()
+    assert mark(STEP, "key").exists()
+
+
+def test_what_is_marked_is_not_compiled_again(recipe: Recipe, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    here, begun = {"cores": 16, "shared": True}, list[str]()
+
+    class Begun:
+        def __init__(self, recipe: Recipe, parts: Sequence[str], key: str = "") -> None:
+            begun[:] = parts
+            self.key = key
+
+    def of(*sets: str) -> str:
+        begun.clear()
+        return Compilers.of.__func__(Begun, load_recipe(str(tmp_path / "tiny.yaml"), sets)).key  # type: ignore[attr-defined]
+
+    monkeypatch.setenv("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(tmp_path / "flash"))
+    monkeypatch.setattr("windtunnel.rig.detect_rig", lambda **_: parse_rig("1xH200"))
+    monkeypatch.setattr("windtunnel.rig.cpu_cores", lambda: here["cores"])
+    monkeypatch.setattr("windtunnel.rig.are_shared", lambda: here["shared"])
+    monkeypatch.setattr("windtunnel.launch.compilers._version", lambda package: "4.0" if package == "flash-attn-4" else None)
+    key = of()
+    assert begun == [FORWARD, BACKWARD, STEP]
+    for part in (FORWARD, STEP):
+        mark(part, key).parent.mkdir(exist_ok=True)
+        mark(part, key).touch()
+    assert of() == key
+    assert begun == [BACKWARD]
+    for name, value in (("cores", 4), ("shared", False)):
+        before, here[name] = here[name], value
+        of()
+        assert not begun
+        here[name] = before
+    of("model.depth=auto")
+    assert not begun
 
 
 @pytest.mark.end_to_end

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-import signal
+import os
 import sys
 import tempfile
+import threading
 import traceback
 from dataclasses import replace
 from pathlib import Path
@@ -29,19 +31,34 @@ SPECIAL = 16
 
 
 def main() -> int:
-    """Compile what standard input names, for so long as it may take; that it failed is told to the run's log alone."""
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(int(COMPILING_SECONDS))
+    """Compile what standard input names, for so long as it may take; that it failed is told to the run's log alone.
+
+    Either is marked: whoever trains then compiles what is missing, and no later start waits for the same in vain.
+    """
     part, given = sys.argv[1], json.load(sys.stdin)
+    done = mark(part, given["key"])
+    late = threading.Timer(COMPILING_SECONDS, _give_up, [part, done])
+    late.daemon = True
+    late.start()
     start_cuda(0)
     try:
         _compile(part, Recipe.model_validate(given["recipe"]))
-        done = mark(part, given["key"])
+    except Exception:
+        log_only(None, f"compiling ahead, {part}: {traceback.format_exc()}")
+    _leave(done)
+    return 0
+
+
+def _give_up(part: str, done: Path) -> None:
+    log_only(None, f"compiling ahead, {part}: not done within {COMPILING_SECONDS:g} s")
+    _leave(done)
+    os._exit(1)
+
+
+def _leave(done: Path) -> None:
+    with contextlib.suppress(OSError):
         done.parent.mkdir(parents=True, exist_ok=True)
         done.touch()
-    except Exception:  # whoever trains compiles it instead
-        log_only(None, f"compiling ahead, {part}: {traceback.format_exc()}")
-    return 0
 
 
 def _compile(part: str, recipe: Recipe) -> None:

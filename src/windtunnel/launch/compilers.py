@@ -81,7 +81,7 @@ def key_of(recipe: Recipe, gpu: str) -> str:
 
 
 def mark(part: str, key: str) -> Path:
-    """Return the file that says that a part has been compiled: it goes with what was compiled when that is deleted."""
+    """Return the file that says that a part has been compiled, or cannot be: it goes when what was compiled is deleted."""
     if part == STEP:
         folder = os.environ.get("TRITON_CACHE_DIR") or Path(os.environ.get("TRITON_HOME") or Path.home()) / ".triton" / "cache"
     else:
