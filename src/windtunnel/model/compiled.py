@@ -28,7 +28,7 @@ def compile_attention(shape: GPTShape, dtype: torch.dtype, *, backward: bool) ->
         backward: for this pass; else for the one forward.
     """
     T, D = shape.sequence, shape.head_dim
-    if D not in HEAD_DIMS:
+    if D not in HEAD_DIMS or dtype not in (torch.bfloat16, torch.float16):
         return
     for window in sorted(set(shape.windows)):
         q, k, v = (
