@@ -12,7 +12,7 @@ from thesis_files import recipe_of, spread
 
 from windtunnel.data import prepare
 from windtunnel.recipe import ThesisCorpus, UserError
-from windtunnel.recipe.nested import DEEPEST, parse_json
+from windtunnel.recipe.reading import DEEPEST, parse_json
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)

@@ -9,7 +9,7 @@ from pathlib import Path
 from zygote import windtunnel
 
 from windtunnel.recipe import dump_recipe, load_recipe, smoke_recipe, validate
-from windtunnel.recipe.yamlfile import read_yaml
+from windtunnel.recipe.reading import read_yaml
 
 SMALL = (
     "model.depth=1", "model.aspect=64", "model.head_dim=32", "model.sequence=64", "data.corpus.documents=4000",

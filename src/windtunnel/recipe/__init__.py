@@ -3,9 +3,9 @@
 Errors come at once; the schema is imported on use, so that `windtunnel --help` does not wait for pydantic.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from windtunnel import imported
+from windtunnel import lazy
 
 from .errors import GateFailed, MissingModel, UserError
 
@@ -41,37 +41,26 @@ if TYPE_CHECKING:
     from .limits import RISE, SMALL_RISE, gate_limits, least_refinement, norm_band, stage_gates
     from .load import FILE_LISTS, dump_recipe, load_recipe, recipe_names, template_names
     from .models import FETCHED, GPTModel, HuggingFaceModel, LoRA, find_model, is_folder_name, model_folder, near_folders
-    from .nested import parse_json
-    from .notify import Notify
     from .overlay import LIMITS
+    from .reading import parse_json
     from .recursion import MOST_SUPERVISION, PRESETS, Preset, Recursion, ResolvedRecursion
     from .registry import Plugin, find_plugin, plugins
-    from .rewards import Curriculum, HeldOut, RewardSource
+    from .rl import GRPO, Curriculum, HeldOut, RewardSource
     from .scale import scale_model, scale_stages, smoke_recipe
     from .schema import (
         PLACES,
         Bands,
         Checkpoints,
         LayoutChoice,
+        Notify,
         Recipe,
         Serve,
     )
+    from .section import Every, parse_count, parse_dollars, parse_every, parse_hours
+    from .stage_base import Budget, Gates, Schedule, Stage, TrainingStage
     from .staged import recipe_notes, stage_recipe, validate
-    from .stages import (
-        GRPO,
-        Budget,
-        Evaluate,
-        FineTune,
-        Gates,
-        Optimizer,
-        Prepare,
-        Pretrain,
-        Schedule,
-        Stage,
-        TrainingStage,
-    )
+    from .stages import Evaluate, FineTune, Optimizer, Prepare, Pretrain
     from .theses import ACTIONS, GeneratedTheses, Period, Periods, ThesisCorpus, TimeSplit
-    from .units import Every, parse_count, parse_dollars, parse_every, parse_hours
 
 __all__ = [
     "ACTIONS",
@@ -179,74 +168,4 @@ __all__ = [
     "validate",
 ]
 
-_MODULES = {
-    "corpora": (
-        "ARITHMETIC_ALPHABET",
-        "ArithmeticCorpus",
-        "ConversationCorpus",
-        "Conversational",
-        "CountedCorpus",
-        "Exercises",
-        "KernelTasks",
-        "PromptCorpus",
-        "StdlibCorpus",
-        "SudokuCorpus",
-        "TextCorpus",
-        "UserCorpus",
-    ),
-    "evaluation": ("ANSWERS_AT_END", "Answers", "Backtest", "EvaluationGates"),
-    "theses": ("ACTIONS", "GeneratedTheses", "Period", "Periods", "ThesisCorpus", "TimeSplit"),
-    "data": (
-        "FolderTokenizer",
-        "MixtureCorpus",
-        "Source",
-        "BPETokenizer",
-        "CharacterTokenizer",
-        "Data",
-        "corpus_class",
-    ),
-    "expect": ("Expect",),
-    "explain": ("expected",),
-    "limits": ("RISE", "SMALL_RISE", "gate_limits", "least_refinement", "norm_band", "stage_gates"),
-    "keys": ("Group", "Key", "find_keys", "keys_page", "recipe_keys"),
-    "layout": ("MEGATRON", "OWN_ENGINE", "Layout"),
-    "registry": ("Plugin", "find_plugin", "plugins"),
-    "overlay": ("LIMITS",),
-    "nested": ("parse_json",),
-    "notify": ("Notify",),
-    "load": ("FILE_LISTS", "dump_recipe", "load_recipe", "recipe_names", "template_names"),
-    "models": ("FETCHED", "GPTModel", "HuggingFaceModel", "LoRA", "find_model", "is_folder_name", "model_folder", "near_folders"),
-    "recursion": ("MOST_SUPERVISION", "PRESETS", "Preset", "Recursion", "ResolvedRecursion"),
-    "rewards": ("Curriculum", "HeldOut", "RewardSource"),
-    "scale": ("scale_model", "scale_stages", "smoke_recipe"),
-    "schema": (
-        "PLACES",
-        "Bands",
-        "Checkpoints",
-        "LayoutChoice",
-        "Recipe",
-        "Serve",
-    ),
-    "staged": ("recipe_notes", "stage_recipe", "validate"),
-    "stages": (
-        "GRPO",
-        "Budget",
-        "Evaluate",
-        "FineTune",
-        "Gates",
-        "Optimizer",
-        "Prepare",
-        "Pretrain",
-        "Schedule",
-        "Stage",
-        "TrainingStage",
-    ),
-    "units": ("Every", "parse_count", "parse_dollars", "parse_every", "parse_hours"),
-}
-_LAZY = {name: module for module, names in _MODULES.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return imported(__name__, f".{_LAZY[name]}", name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy(__name__)

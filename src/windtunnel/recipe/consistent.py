@@ -101,6 +101,7 @@ def stages_problem(recipe: Recipe) -> str | None:
     first = recipe.training[0] if names else None
     if first is not None and first.init_from == "previous" and recipe.stage is None:
         return f"stages.{first.name}.init_from=previous: no stage that trains comes before it; fix: random, a run or a folder"
+    # Thirds are written as 0.33 or 0.34; a rounding error is no mistake.
     shares = sum(stage.share or 0.0 for stage in recipe.training)
     if shares > 1 + 1e-9:
         return f"stages: their shares of the budget add up to {shares:g}, more than 1"

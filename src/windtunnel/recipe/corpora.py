@@ -7,8 +7,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from .section import Section
-from .units import Count
+from .section import Count, Section
 
 ARITHMETIC_ALPHABET = "0123456789+-HBL.\n"
 _FILES = "paths or globs, relative to the recipe's folder or the current one; gzip and zstd are read as they are"
@@ -204,6 +203,7 @@ class ConversationCorpus(Conversational):
             raise ValueError("data.corpus: conversations come from files, arithmetic, kernels or exercises; give one of them")
         if len(alone) > 1 or (alone and (self.files or self.arithmetic is not None)):
             raise ValueError(f"data.corpus: {alone[0]} stand alone; mix them with others by kind: mixture")
+        # KernelBench's problems come without right kernels, and a conversation without an answer teaches nothing.
         if self.kernels is not None and self.kernels.problems:
             raise ValueError("data.corpus.kernels.problems have no answers to learn; give them where kind is prompts")
         return self

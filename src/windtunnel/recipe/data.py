@@ -120,6 +120,7 @@ def corpus_class(kind: str) -> type[UserCorpus] | None:
     Raises:
         UserError: the package's entry point is broken.
     """
+    # Only where a kind is unknown: it looks at every installed package.
     from .registry import find_plugin
 
     plugin = find_plugin("corpora", kind)
@@ -148,6 +149,7 @@ def _registered(value: object, built_in: Any) -> object:
     try:
         return offered.model_validate(value)
     except ValidationError as error:
+        # As an error of a built-in kind looks, so that `explain` names the key in the same words.
         lines = [_line(item, kind) for item in error.errors()]
         raise ValidationError.from_exception_data(error.title, lines) from None
 

@@ -6,8 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from .section import Section
-from .units import Dollars, Every, Interval
+from .section import Dollars, Every, Interval, Section
 
 ANSWERS_AT_END = "held-out answers at the end"
 """What a plan calls the seconds that a run keeps for them."""

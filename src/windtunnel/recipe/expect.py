@@ -6,13 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from .section import Section
-from .units import parse_dollars, parse_hours
-
-
-def _pair(value: object) -> object:
-    """Turn YAML's list into a tuple."""
-    return tuple(value) if isinstance(value, list) else value
+from .section import Section, as_tuple, parse_dollars, parse_hours
 
 
 def _ordered(value: tuple[float | None, float | None]) -> tuple[float | None, float | None]:
@@ -37,7 +31,7 @@ def _each(parse: Any) -> BeforeValidator:
     return BeforeValidator(parse_ends)
 
 
-Range = Annotated[tuple[float | None, float | None], BeforeValidator(_pair), AfterValidator(_ordered)]
+Range = Annotated[tuple[float | None, float | None], BeforeValidator(as_tuple), AfterValidator(_ordered)]
 Shares = Annotated[Range, AfterValidator(_share)]
 HoursRange = Annotated[Range, _each(parse_hours)]
 DollarsRange = Annotated[Range, _each(parse_dollars)]

@@ -9,15 +9,18 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel
 
 from .data import corpus_class
+from .reading import Path_
 from .registry import plugins
 from .schema import Recipe
+from .section import either
 from .synonyms import same_key, same_value
-from .yamlfile import Path_
 
+# More is a list to read, not a hint.
 _MOST_PATHS = 2
 _LONGEST_VALUE = 80
 CORPUS = ("data", "corpus")
 """Where a kind may be one that an installed package offers."""
+# pydantic's names of what is wrong (docs.pydantic.dev/latest/errors/validation_errors) -> what a recipe's writer is told.
 _EXPECTED = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -66,12 +69,13 @@ def _line(parts: Path_, items: list[Any], model: type[BaseModel] | None, origin:
         case "missing":
             return f"{start}: missing; it must be given, with what `windtunnel recipe --keys {parts[0]}` lists"
         case "union_tag_not_found":
-            return f"{start}.kind: missing; expected {_either(_kinds(parts))}"
+            return f"{start}.kind: missing; expected {either(_kinds(parts))}"
         case "union_tag_invalid":
             given, kinds = str(first["ctx"]["tag"]), _kinds(parts)
             kinds += [plugin.name for plugin in plugins("corpora")] if parts == CORPUS else []
-            return f"{start}.kind: expected {_either(kinds)} (got {given!r}){_hint(given, kinds)}"
+            return f"{start}.kind: expected {either(kinds)} (got {given!r}){_hint(given, kinds)}"
     wanted = list(dict.fromkeys(expected(item) for item in items))
+    # Several errors of one key are the branches of a union, each of which refused the value.
     message = wanted[0] if len(wanted) == 1 else "expected " + " or ".join(each.removeprefix("expected ") for each in wanted)
     choices = [c for item in items if item["type"] == "literal_error" for c in _choices(item)]
     key = parts[-1] if parts else ""
@@ -136,6 +140,7 @@ def _choices(item: Any) -> list[str]:
 
 
 def _nearest(name: str, names: Iterable[str]) -> str:
+    # Lower than difflib's 0.6: names are short, so one wrong letter is a large share of them.
     found = difflib.get_close_matches(name, list(names), n=1, cutoff=0.4)
     return f"nearest: {found[0]}" if found else ""
 
@@ -150,11 +155,8 @@ def _quoted(item: Any) -> str:
     value = item["input"]
     if item["type"] != "string_type" or not isinstance(value, bool | int | float):
         return ""
+    # YAML reads no, on, 1e3 and 2024 as something else than text; the shell takes one pair of quotes away.
     return f"; as a text: '\"{str(value).lower() if isinstance(value, bool) else value}\"'"
-
-
-def _either(names: Sequence[str]) -> str:
-    return ", ".join(names[:-1]) + (" or " if len(names) > 1 else "") + names[-1]
 
 
 def _kinds(parts: Path_) -> list[str]:

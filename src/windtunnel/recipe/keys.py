@@ -16,8 +16,8 @@ from .errors import UserError
 from .explain import sections_of
 from .load import load_recipe, recipe_names, template_names
 from .schema import Recipe
+from .section import Every
 from .synonyms import KEYS, same_key
-from .units import Every
 
 # By the key's name where its type does not tell: the longest ending counts.
 _UNITS = {
@@ -90,6 +90,7 @@ def find_keys(word: str) -> list[Group]:
     below = [group for group in groups if wanted in (group.path, group.kind) or group.path.startswith(f"{wanted}.")]
     if below:
         return below
+    # After sections: a recipe called like one would hide it.
     if word in (*recipe_names(), *template_names()) or word.endswith((".yaml", ".yml")):
         return keys_of(load_recipe(word))
     spoken = re.compile(rf"\b{re.escape(wanted)}")  # 'rate' is not in 'generated', and 'token' is in 'tokens'
@@ -155,6 +156,7 @@ def _groups(model: type[BaseModel], path: str, kind: str, seen: dict[type[BaseMo
         named = get_origin(field.annotation) is dict
         again = list(dict.fromkeys(seen[section] for section in inner if section in seen))
         for section in inner:
+            # Budget, Schedule and the like stand in several places; listing them once keeps the page readable.
             if section not in seen:
                 seen[section] = f"{here}.{_name(section)}" if named else here
                 below.append((section, seen[section], _name(section) if len(inner) > 1 else ""))
@@ -191,6 +193,7 @@ def _unit(name: str, field: FieldInfo) -> str:
     numbers = any(_is(field.annotation, kind) for kind in (int, float, tuple))
     if not numbers:
         return ""
+    # The longest ending is the most particular one: validation_tokens is of tokens, not of a share as validation is.
     endings = [end for end in _UNITS if name == end or name.endswith(f"_{end}")]
     return _UNITS[max(endings, key=len)] if endings else ""
 

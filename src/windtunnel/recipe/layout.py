@@ -42,6 +42,7 @@ class Layout:
     @classmethod
     def of_plan(cls, layout: Mapping[str, Any]) -> Layout:
         """Read the layout of a plan's JSON; what older plans do not name has its default."""
+        # A run's manifest may be older or newer than this version.
         return cls(**{f.name: layout[f.name] for f in fields(cls) if f.name in layout})
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .recursion import PRESETS
 from .schema import Recipe
-from .stages import Gates
+from .stage_base import Gates
 
 RISE = 2.0
 """Percent by which the loss of a tenth of a run may be above the lowest before it: noise; more is no smooth fall."""
@@ -27,6 +27,7 @@ def gate_limits(gates: Gates, recipe: Recipe, *, gpus: bool) -> dict[str, str]:
     trm = recipe.trm
     if trm is not None and trm.supervision > 1:
         found |= {"order": "each below the one before"} if gates.order else {}
+        # Where a step is alone there is nothing to refine, whatever the preset promises.
         least = least_refinement(gates, recipe)
         found |= {} if least is None else {"refinement": f"at least {least:g} %"}
     band = norm_band(gates, recipe)

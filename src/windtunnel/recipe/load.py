@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from .errors import UserError
 
 if TYPE_CHECKING:
+    from .reading import Path_
     from .schema import Recipe
-    from .yamlfile import Path_
 
 HERE = Path(__file__).parent
 FILE_LISTS = ("files", "problems", "pairs", "held_out")
@@ -55,7 +55,7 @@ def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 
 def dump_recipe(recipe: Recipe) -> str:
     """Return the resolved recipe as YAML; loading it gives the same recipe."""
-    from .yamlfile import dump_yaml
+    from .reading import dump_yaml
 
     return dump_yaml(recipe.model_dump(mode="json"))
 
@@ -68,6 +68,7 @@ def _find(source: str) -> Path:
     for folder in ("recipes", "templates"):
         if source in _names(folder):
             return HERE / folder / f"{source}.yaml"
+    # A shipped name goes first: a folder that happens to be called charlm must not hide it. ./charlm.yaml is a path.
     path = Path(source)
     if not source.strip():
         raise UserError("the recipe's name is empty", f"name a recipe file or one of: {', '.join(recipe_names())}")
@@ -90,11 +91,12 @@ def _find(source: str) -> Path:
 def _read_extended(source: str, seen: tuple[str, ...]) -> tuple[dict[str, Any], dict[Path_, str], Path]:
     """Return a recipe over the one it extends, and where each key stands ('file:line')."""
     path = _find(source)
+    # By the resolved path: a link to itself is a circle as well.
     if str(path.resolve()) in seen:
         raise UserError(f"recipe {path}: 'extends' goes round in a circle")
 
     from .overlay import merge
-    from .yamlfile import read_yaml
+    from .reading import read_yaml
 
     data, lines = read_yaml(path)
     origin = {where: f"{path}:{line}" for where, line in lines.items()}
@@ -105,8 +107,10 @@ def _read_extended(source: str, seen: tuple[str, ...]) -> tuple[dict[str, Any], 
         return data, origin, path
     if not isinstance(parent, str):
         raise UserError(f"{origin[('extends',)]}: extends: expected a recipe's name or file (got {parent!r})")
+    # Relative to the file that says `extends`, as people expect of includes; then a shipped recipe.
     beside = path.parent / parent
     base, base_origin, _ = _read_extended(str(beside) if beside.is_file() else parent, (*seen, str(path.resolve())))
+    # The child's lines win: whoever is told of a wrong key can change the file that was named on the command line.
     return merge(base, data), {**base_origin, **origin}, path
 
 

@@ -96,6 +96,7 @@ def find_model(name: str) -> Path | None:
         folder = model_folder(name)
         if not (folder / "config.json").is_file():
             return None
+        # Two owners may have models of one name, which share a folder: the note in it says whose is there.
         if "/" not in name or not (folder / FETCHED).is_file():
             return folder
         owner_and_name: str = json.loads((folder / FETCHED).read_text(encoding="utf-8"))["id"]
@@ -106,6 +107,7 @@ def find_model(name: str) -> Path | None:
 
 def is_folder_name(name: str) -> bool:
     """Return whether a model's name can only be that of a folder or file: ~, ./x, a/b/c, x.json, or x/y where x is a folder."""
+    # Without looking whether anything is there: a folder that is misspelt must not be asked for on the hub.
     name = name.strip()
     if name.startswith(("~", ".", "/")) or name.endswith((".json", "/")) or "\\" in name:
         return True

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from .errors import UserError
-from .yamlfile import Path_, parse_scalar
+from .reading import Path_, parse_scalar
 
 GONE = ("phases", "phase")
 """Keys of older recipes whose place `stages` has taken."""
@@ -75,6 +75,7 @@ def put(data: dict[str, Any], parts: Path_, value: Any, said: str) -> None:
         child = here.get(part)
         if child is not None and not isinstance(child, dict):
             raise UserError(f"{said}: {'.'.join(parts[: i + 1])} is a value, not a section")
+        # A copy: the section may be shared with the recipe that this one extends.
         here[part] = dict(child or {})
         here = here[part]
     if parts[-1] == "kind" and here.get("kind") != value:
@@ -168,6 +169,7 @@ def _put_override(data: dict[str, Any], parts: Path_, value: Any, override: str)
         nearest = difflib.get_close_matches(parts[1], list(stages), n=1)
         hint = f"did you mean stages.{nearest[0]}?" if nearest else f"stages: {', '.join(stages)}"
         raise UserError(f"--set {override}: the recipe has no stage {parts[1]!r}", hint)
+    # Behind `set` keys are dotted in one flat mapping, where put would make sections.
     stage = stages.get(parts[1]) if len(parts) > 3 and parts[2] == "set" else None
     if not isinstance(stage, dict):
         put(data, parts, value, f"--set {override}")
@@ -188,6 +190,7 @@ def _parse(override: str) -> tuple[Path_, Any]:
         raise UserError(f"--set {override}: expected key.path=value", "for example --set model.depth=12")
     try:
         return parts, parse_scalar(text)
+    # What is no YAML is meant as text, such as 'a: b' or [x.
     except (yaml.YAMLError, ValueError):
         return parts, text
 

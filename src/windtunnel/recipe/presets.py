@@ -45,6 +45,7 @@ def _filled(trm: dict[str, Any], name: str, section: Any) -> Any:
         part, last = key.split(".")
         here = filled.setdefault(part, {})
         if isinstance(here, dict) and value is not None:
+            # setdefault, so that even a null in the recipe wins: it asks for the usual rules by name.
             here.setdefault(last, value)
     return filled
 
@@ -54,6 +55,7 @@ def contradictions(recipe: Recipe) -> list[str]:
     if recipe.trm is None:
         return []
     trm, preset = recipe.trm, PRESETS[recipe.trm.preset]
+    # Keys that are null unless somebody wrote them; rates are filled in, and so always there.
     loss = ("weight_base", "improvement_reward", "detach_from", "updates")
     own = {f"trm.{name}": (getattr(trm, name), getattr(preset, name)) for name in loss if getattr(trm, name) is not None}
     wanted = {key: value for key, value in rates(preset).items() if value is not None}

@@ -40,6 +40,7 @@ class Recursion(Section):
     )
     updates: Updates | None = Field(None, description="optimizer steps: one a batch, or one after each supervision step")
     gradient_cycles: Literal["all", "last"] = Field("all", description="'last': only the last cycle of a step has a gradient")
+    # As TRM's and HRM's Q head (arXiv:2510.04871, arXiv:2506.21734).
     halting: bool = Field(False, description="a head that tells whether the answer is right (models that are not causal)")
     ema: float | None = Field(None, gt=0, lt=1, description="decay of the averaged weights that are evaluated and served")
 

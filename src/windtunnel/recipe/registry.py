@@ -59,6 +59,7 @@ class Plugin:
     def failed(self, what: str, error: Exception) -> UserError:
         """Return the error for an exception that left the plug-in's code, with the line that raised it."""
         step, where = error.__traceback__, ""
+        # The innermost frame is the plug-in author's line, or what it called.
         while step is not None:
             where = f" ({step.tb_frame.f_code.co_filename}:{step.tb_lineno})"
             step = step.tb_next
@@ -75,6 +76,7 @@ class Plugin:
     def identity(self) -> str:
         """Return a hash that changes with the package's version and with the module's text."""
         source = self.source()
+        # The text too: a package under development changes without its version.
         text = source.read_bytes() if source is not None and source.is_file() else b""
         return hashlib.sha256(f"{self.package} {self.value}\n".encode() + text).hexdigest()[:16]
 
@@ -85,6 +87,7 @@ def plugins(group: Group) -> list[Plugin]:
     for entry in entry_points(group=f"windtunnel.{group}"):
         package = f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else "of unknown name"
         found.append(Plugin(group, entry.name, package, entry.value, entry))
+    # The order in which packages were installed must not decide which of two is named first.
     return sorted(found, key=lambda plugin: (plugin.name, plugin.package, plugin.value))
 
 
@@ -95,6 +98,7 @@ def find_plugin(group: Group, name: str) -> Plugin | None:
         UserError: several packages offer the name.
     """
     found = [plugin for plugin in plugins(group) if plugin.name == name]
+    # A package that is installed twice, as from a checkout beside site-packages, offers the same object twice.
     if len({(plugin.package, plugin.value) for plugin in found}) > 1:
         raise found[1].broken(f"has the name of another: {found[0]}")
     return found[0] if found else None

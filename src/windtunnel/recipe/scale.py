@@ -7,14 +7,15 @@ from typing import Any
 from .corpora import ArithmeticCorpus, StdlibCorpus, SudokuCorpus
 from .data import BPETokenizer
 from .models import GPTModel
-from .notify import Notify
 from .overlay import flatten
 from .recursion import Recursion
-from .schema import Recipe
+from .schema import Notify, Recipe
+from .section import Every
+from .stage_base import Budget, Gates, TrainingStage
 from .staged import stage_recipe
-from .stages import Budget, Evaluate, Gates, Pretrain, TrainingStage
-from .units import Every
+from .stages import Evaluate, Pretrain
 
+# Enough saves and validations to compare around a kill, and still minutes on a CPU.
 STEPS, RECURSIVE_STEPS = 240, 48
 DEPTH, RECURSIVE_DEPTH, HEAD_DIM, HEADS = 3, 2, 32, 3
 MOST_HEADS = 4  # the width grows with them
@@ -199,6 +200,7 @@ def _recursion(trm: Recursion | None) -> Recursion | None:
 
 def _detach_from(trm: Recursion) -> int | None:
     """Return `detach_from` for fewer supervision steps: gradients still end before the last one where they do in the recipe."""
+    # Where gradients end is structural: a recipe that detaches before its last step must do so as a toy too.
     whole, small = trm.resolved.detach_from, min(trm.supervision, SUPERVISION)
     return min(whole, max(0, small - 2)) if whole < trm.supervision - 1 else trm.detach_from
 
@@ -209,6 +211,7 @@ def _heads(model: GPTModel) -> tuple[int, int | None]:
         return HEADS, None
     if model.depth == "auto":  # the number of heads is not known yet
         return HEADS, 1
+    # Rounded up, as `model.rules` derives the width.
     heads = -(-model.aspect * model.depth // model.head_dim)
     ratio = max(1, heads // model.kv_heads)
     if ratio == 1:

@@ -17,11 +17,11 @@ from .data import Data
 from .errors import UserError
 from .expect import Expect
 from .models import GPTModel, Model
-from .notify import Notify
 from .recursion import Recursion
-from .section import Section
-from .stages import GRPO, NAME, AnyStage, Budget, Evaluate, FineTune, Pretrain, Stage, TrainingStage, complete
-from .units import Every, Interval
+from .rl import GRPO
+from .section import Every, Interval, Section
+from .stage_base import NAME, Budget, Stage, TrainingStage
+from .stages import AnyStage, Evaluate, FineTune, Pretrain, complete
 
 PLACES = ("path", "config", "init_from")
 """Keys of a recipe that may name a file or folder; `files` has lists of them."""
@@ -33,9 +33,11 @@ class Checkpoints(Section):
     every: Interval = Field(Every(seconds=600.0), description="between two saves")
     keep_last: int = Field(2, ge=1, description="the newest checkpoints; the last of them with optimizer states")
     keep_best: int = Field(2, ge=0, description="by validation loss")
+    # To look back at a run that went wrong hours ago; without optimizer states they are cheap.
     keep_hourly: bool = Field(True, description="also keep one an hour, weights only")
     mirror: str | None = Field(
         None,
+        # No @ and no ?: an address with a password in it would stand in every run's folder.
         pattern=r"^(s3|gs|az|sftp|file)://[^@?]+$",
         description="a folder in an object store that gets a copy of the run while it trains: s3://bucket/runs",
     )
@@ -54,6 +56,37 @@ class Bands(Section):
     overfit_patience: int = Field(4, ge=1, description="validations without improvement, and rising, before the run stops early")
     overfit_margin: float = Field(0.01, ge=0, description="relative rise over the best that counts as rising")
     gap_warn: float = Field(0.3, gt=0, description="validation loss over training loss, relative")
+
+
+class Notify(Section):
+    """Whom to tell what happens to a run: a web hook, a command of yours, or both."""
+
+    webhook: str | None = Field(
+        None,
+        description="an address that gets JSON by POST, as Slack, Mattermost and Discord take it; 'env:NAME': the variable NAME "
+        "holds it, so that it does not stand in the run's folder",
+    )
+    command: str | None = Field(
+        None,
+        min_length=1,
+        description="run by the shell for each event: its words in $WINDTUNNEL_EVENT, all of it as JSON on stdin",
+    )
+    on: list[Literal["bands", "gates", "end"]] = Field(
+        ["bands", "gates", "end"],
+        description="warnings of health bands and of the budget; gates that were judged; the end of a run, however it comes",
+    )
+
+    track: list[Literal["wandb", "mlflow", "trackio"]] = Field(
+        [], description="trackers that get the metrics, warnings and the recipe, with their own variables and credentials"
+    )
+    project: str = Field("windtunnel", min_length=1, max_length=128, description="what trackers keep the run under")
+
+    @field_validator("webhook")
+    @classmethod
+    def _address(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith(("https://", "http://", "env:")):
+            raise ValueError("expected an address that begins with https:// or http://, or env:NAME")
+        return value
 
 
 class Serve(Section):
@@ -104,13 +137,9 @@ class Recipe(Section):
     @model_validator(mode="before")
     @classmethod
     def _complete(cls, data: object) -> object:
-        """Name the stages, and refuse the sections whose place they have taken."""
+        """Name the stages."""
         if not isinstance(data, dict):
             return data
-        data = dict(data)
-        for gone, now in (("phases", "stages.NAME"), ("phase", "stage")):
-            if data.pop(gone, None):
-                raise ValueError(f"{gone} is no key any more; what follows one another are stages now: {now}")
         model = data.get("model", {})
         kind = model.get("kind", "gpt") if isinstance(model, dict) else getattr(model, "kind", "gpt")
         return data | {"stages": complete(data.get("stages") or {}, gpt=kind == "gpt")}
@@ -192,6 +221,7 @@ class Recipe(Section):
                 changed.pop(name, None)
             else:
                 changed[name] = stage.model_copy(update={"name": name})
+        # Not validated again, which takes milliseconds: callers change stages that were valid.
         return self.model_copy(update={"stages": changed})
 
     @property

@@ -13,9 +13,10 @@ from .errors import UserError
 from .explain import explain
 from .overlay import GONE, flatten, lay_over
 from .presets import contradictions, fill_preset, value_at
+from .reading import Path_
 from .schema import Recipe
-from .stages import Budget, TrainingStage, complete
-from .yamlfile import Path_
+from .stage_base import Budget, TrainingStage
+from .stages import complete
 
 FIX = "; fix: "
 NOT_IN_A_STAGE = ("name", "stages", "stage", "extends", "budget")
@@ -50,7 +51,8 @@ def validate(data: dict[str, Any], file: str, origin: dict[Path_, str] | None = 
     for stage in recipe.training:
         if stage.set:
             _check_stage(filled, stage, [one.name for one in recipe.training], origin, file)
-    dotted = {name: stage.model_copy(update={"set": flatten(stage.set)}) for name, stage in _stages_that_set(recipe)}
+    # Dotted from here on, so that whoever lays it over a recipe need not know in which of two ways it was written.
+    dotted = {stage.name: stage.model_copy(update={"set": flatten(stage.set)}) for stage in recipe.training if stage.set}
     return recipe.model_copy(update={"stages": {**recipe.stages, **dotted}}) if dotted else recipe
 
 
@@ -72,11 +74,13 @@ def stage_recipe(recipe: Recipe, name: str, *, hours: float = 0.0, dollars: floa
     if not isinstance(stage, TrainingStage):
         raise _no_stage(recipe, name)
     data = recipe.model_dump(mode="json")
+    # What prepares and measures is everybody's; the other stages that train would make this a job of several again.
     others = {key: section for key, section in data["stages"].items() if section["kind"] in ("prepare", "evaluate")}
     own = data["stages"][name] | {"set": {}, "overridden": {}, "share": None, "budget": {}}
     order = [key for key in data["stages"] if key == name or key in others]
     data["stages"] = {key: own if key == name else others[key] for key in order}
     data["stage"] = name
+    # Validated again, not copied: what a stage sets may not fit the rest, and pydantic's copy asks nobody.
     resolved = Recipe.model_validate(lay_over(data, stage.set, f"stage {name}"))
     resolved = _asked_as_tuned(recipe, resolved, name)
     return resolved.model_copy(update={"budget": _budget(recipe.budget, stage, hours, dollars)})
@@ -109,6 +113,7 @@ def recipe_notes(recipe: Recipe) -> list[str]:
         own = stage_recipe(recipe, stage.name)
         lost = [_lost(key, value, value_at(own, key)) for key, value in stage.overridden.items() if value != value_at(own, key)]
         for note in (*lost, *contradictions(own)):
+            # The same note of five stages is one note: without the stage's name they are equal.
             notes.setdefault(note.replace(f"stages.{stage.name}.", "stages.NAME."), []).append(stage.name)
     return limits + [f"stage {', '.join(names)}: {note}" for note, names in notes.items()]
 
@@ -143,10 +148,6 @@ def _budget(whole: Budget, stage: TrainingStage, hours: float, dollars: float) -
 
 def _lost(key: str, own: Any, value: Any) -> str:
     return f"--set {key}={value} wins over the stage's own {own}" if value is not None else f"--set takes away its {key}={own}"
-
-
-def _stages_that_set(recipe: Recipe) -> list[tuple[str, TrainingStage]]:
-    return [(stage.name, stage) for stage in recipe.training if stage.set]
 
 
 def _check_stage(
@@ -186,6 +187,7 @@ def _valid(data: dict[str, Any], origin: dict[Path_, str], file: str, suffix: st
         return Recipe.model_validate(data)
     except ValidationError as error:
         message = "\n".join(f"{line}{suffix}" for line in explain(error.errors(), origin, file))
+    # One sentence of a validator holds both, as pydantic has one text; the command line prints them apart.
     what, fixed, fix = message.partition(FIX)
     raise UserError(f"{what}{suffix}", fix.removesuffix(suffix)) if fixed and "\n" not in message else UserError(message)
 

@@ -126,6 +126,7 @@ VALUES: dict[str, dict[str, str]] = {
 }  # fmt: skip
 """Last part of a key -> what others write there -> the value that means the same."""
 NOTHING = frozenset({"none", "nil", "off", "no", "n/a", "unlimited", "inf", "infinite", "false", "-1"})
+# Of a sequence or a vocabulary, where powers of two are meant.
 _THOUSANDS = {"k": 1024, "m": 1024**2}
 
 
@@ -170,6 +171,7 @@ def same_value(key: str, value: Any, *, nullable: bool) -> str:
     known = VALUES.get(key, {}).get(text)
     if known is not None:
         return known
+    # After the key's own table: of some keys 'none' is a value.
     if nullable and text in NOTHING:
         return "null"
     if isinstance(value, str) and text[-1:] in _THOUSANDS and text[:-1].replace(".", "", 1).isdigit():

@@ -13,10 +13,10 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from .corpora import Conversational
-from .section import Section
-from .units import Count, Date
+from .section import Count, Date, Section
 
 ACTIONS = ("STRONG_BUY", "BUY", "HOLD", "SELL", "STRONG_SELL")
+# Of a corpus of text, whose documents are many; theses, split by time, refuse another value.
 HELD_OUT = 0.01
 INSTRUCTION = (
     "Write an investment thesis for the stock below as of the date given. Give your reasoning, what supports it, and one "
@@ -45,6 +45,7 @@ class GeneratedTheses(Section):
     @property
     def calendar_days(self) -> int:
         """Days of the calendar that `horizon` trading days take, weekends included."""
+        # Each started week of five trading days has a weekend in it: an upper bound, since the last may not be reached.
         return self.horizon + 2 * -(-self.horizon // _WEEKDAYS)
 
     @model_validator(mode="after")
@@ -122,6 +123,7 @@ class Periods:
 
     def split_of(self, day: datetime.date) -> str:
         """Return train, validation or test; 'purged' for a day in a gap, 'outside' for one before or behind all of them."""
+        # The periods do not overlap; the test's comes first only because most questions are about recent days.
         for name in ("test", "validation", "train"):
             if day in getattr(self, name):
                 return name
@@ -178,6 +180,8 @@ class TimeSplit(Section):
 
     def periods(self, forward_days: int) -> Periods:
         """Return the periods of the chosen fold; a label looks `forward_days` ahead."""
+        # A label looks so far ahead: with a shorter gap training would have seen prices of the validation period (Lopez de
+        # Prado, Advances in Financial Machine Learning, ch. 7).
         gap = forward_days if self.embargo_days is None else self.embargo_days
         first = self._test_first(self.fold)
         ends = [self.test_end] if self.test_end is not None else []
@@ -237,5 +241,6 @@ def _generated_problem(made: GeneratedTheses, periods: Periods) -> str | None:
 
 def trading_days(first: datetime.date, last: datetime.date) -> int:
     """Count the days from Monday to Friday between two days, both included."""
+    # Whole weeks have five each, whatever day they begin on; only the rest is counted.
     weeks, rest = divmod((last - first).days + 1, 7)
     return weeks * _WEEKDAYS + sum((first.weekday() + i) % 7 < _WEEKDAYS for i in range(rest))

@@ -1,8 +1,9 @@
-"""YAML read strictly: duplicate keys refused, 1e-3 is a number, and every key's line is known."""
+"""YAML and JSON read strictly: duplicate keys refused, 1e-3 a number, every key's line known, no nesting without end."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ Path_ = tuple[str, ...]
 SUCH_AS = "such as {name: mine, extends: charlm}"
 LONGEST_FILE = 1_000_000  # characters; a recipe has thousands, a text to train on may have billions
 MOST_FOR_LIBYAML = 16_000  # characters: it recurses on the C stack, which 50,000 open brackets overflow
+DEEPEST = 200
+"""Lists and objects in one another. Python's own limit depends on who calls, and what it reads it may not be able to write."""
 MOST_KEYS = 100_000  # once its aliases are written out: nine lines of them can stand for billions
 
 
@@ -40,6 +43,8 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _text)
 
 
+# YAML 1.1, which PyYAML reads, takes 1e-3 for text, 9:30 for 570 and 010 for 8. These are YAML 1.2's forms, as JSON and
+# everybody else read them.
 _NUMBERS = {
     "tag:yaml.org,2002:int": r"[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)",
     "tag:yaml.org,2002:float": (
@@ -51,6 +56,7 @@ for _loader in (_Loader, _FastLoader):
     _loader.yaml_implicit_resolvers = {
         k: [rule for rule in v if rule[0] not in _NUMBERS] for k, v in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
+# A copy for each class: PyYAML's add_implicit_resolver would otherwise change the list that SafeDumper has too.
 _Dumper.yaml_implicit_resolvers = {k: list(v) for k, v in yaml.SafeDumper.yaml_implicit_resolvers.items()}
 for _class in (_Loader, _FastLoader, _Dumper):
     for _tag, _pattern in _NUMBERS.items():
@@ -108,6 +114,7 @@ def _read(path: Path) -> str:
         raise UserError(f"recipe file {path} is a pipe", "name a file")
     try:
         with path.open(encoding="utf-8") as file:
+            # One more than allowed, which tells a file that is too long from one that just fits, without reading gigabytes.
             text = file.read(LONGEST_FILE + 1)
     except FileNotFoundError:
         raise UserError(f"recipe file {path} does not exist", "check the path, or name a shipped recipe such as charlm") from None
@@ -132,13 +139,43 @@ def _walk(node: yaml.Node, prefix: Path_, lines: dict[Path_, int], path: Path) -
         raise UserError(f"recipe file {path} has more than {MOST_KEYS:,} keys and items, aliases written out")
     if isinstance(node, yaml.SequenceNode):
         for number, item in enumerate(node.value):
+            # Items have lines as keys have: pydantic's errors count list items from 0 too.
             lines[(*prefix, str(number))] = item.start_mark.line + 1
             _walk(item, (*prefix, str(number)), lines, path)
     if not isinstance(node, yaml.MappingNode):
         return
     for key, value in node.value:
+        # PyYAML itself lets the later of two equal keys win without a word.
         where = (*prefix, str(key.value))
         if where in lines:
             raise UserError(f"{path}:{key.start_mark.line + 1}: key {'.'.join(where)} is given twice")
         lines[where] = key.start_mark.line + 1
         _walk(value, where, lines, path)
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return the value of JSON text.
+
+    Raises:
+        ValueError: it is no JSON, or nested more than `DEEPEST` deep.
+    """
+    too_deep = f"nested more than {DEEPEST} deep"
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError(too_deep) from None
+    # Looking through the value costs as much as parsing it: only texts with enough brackets to be too deep are.
+    opened = text.count(b"[") + text.count(b"{") if isinstance(text, bytes) else text.count("[") + text.count("{")
+    if opened > DEEPEST and _deeper_than(value, DEEPEST):
+        raise ValueError(too_deep)
+    return value
+
+
+def _deeper_than(value: Any, limit: int) -> bool:
+    level = [value]
+    for _ in range(limit + 1):
+        level = [each for each in level if isinstance(each, dict | list)]
+        if not level:
+            return False
+        level = [inner for each in level for inner in (each.values() if isinstance(each, dict) else each)]
+    return True
