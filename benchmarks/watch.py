@@ -28,7 +28,7 @@ from browser import CHROMIUM, NAMES, Browser
 
 from windtunnel.recipe import load_recipe
 from windtunnel.run import Metrics, RunFolder
-from windtunnel.run.blocks import sum_up
+from windtunnel.run.thinned import sum_up
 
 PLAN = {"model": "GPT", "layout": {"batch_tokens": 524_288}, "hours": 20.0, "dollars": 400.0, "dollars_per_hour": 20.0}
 SERIES = ("loss", "tokens_per_second", "step_seconds", "dollars", "progress", "gradient_norm")

@@ -182,7 +182,6 @@ def test_forecast_is_what_is_spent_in_the_end() -> None:
         budget.tick()
     assert budget.forecast_dollars(100, reserve_seconds=20.0) == pytest.approx(2020 * 24 / 3600)
     assert budget.seconds_to_go(100) == pytest.approx(1800)
-    assert budget.forecast_dollars(100, 4.0) == pytest.approx((200 + 3600) * 24 / 3600)
 
 
 @pytest.mark.parametrize(("epochs", "level"), [(1, "ok"), (4, "ok"), (5, "warn"), (16, "warn"), (17, "confirm")])

@@ -4,7 +4,7 @@ from .bands import Alert, BandWatch, Finding, GateResult, Judge, Targets
 from .budget import STARTED, BudgetClock, BudgetSpent, EpochsVerdict, Spent, epochs_over_data, load_spent
 from .compilers import COMPILING_SECONDS, name_compilers, wait_for_compilers
 from .ending import LAST_LINES, Outcome, interrupted, outcome, record_end
-from .expected import Expected, compare_expected
+from .expected import EVALUATION, Expected, compare_expected
 from .folder import JOB_VARIABLE, RunFolder, new_folder, read_manifest, read_own_recipe
 from .heartbeat import FOLDER as HEARTBEATS
 from .heartbeat import KEEPING, WAITING, Beat, Heartbeat, read_beat
@@ -39,6 +39,7 @@ from .trackers import require_trackers
 
 __all__ = [
     "COMPILING_SECONDS",
+    "EVALUATION",
     "HEARTBEATS",
     "JOB_VARIABLE",
     "KEEPING",

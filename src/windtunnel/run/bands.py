@@ -7,8 +7,9 @@ overfitting asks to stop. Other rooms add bands of their own metrics as judges (
 from __future__ import annotations
 
 import math
+import statistics
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -184,6 +185,7 @@ class BandWatch:
         if finite and names.LOSS in metrics and self._loss_falls:
             raised.append(self._check_loss(step, metrics[names.LOSS]))
         if finite and names.GRADIENT_NORM in metrics:
+            # Spikes and norms apart: a norm may jump without the loss doing so, which is worth knowing before it does.
             raised.append(self._check_norm(step, metrics[names.GRADIENT_NORM], replaced="gradient_norm" in replaced))
         if math.isfinite(metrics.get(names.VALIDATION_LOSS, math.nan)):
             raised.append(self._check_validation(step, metrics[names.VALIDATION_LOSS]))
@@ -191,6 +193,7 @@ class BandWatch:
         for limits in self._plain:
             if saving and limits.band == THROUGHPUT:
                 continue
+            # Resuming compiles anew, so each session has its slow first steps.
             if limits.metric in metrics and step - self._first_step >= START_STEPS:
                 raised.append(self._check_plain(step, limits, metrics[limits.metric]))
         started = step - self._first_step >= START_STEPS
@@ -203,6 +206,7 @@ class BandWatch:
         self._streaks.clear()
         for band in ("not_finite", "loss_spike", "gradient_norm", "gradient_norm_limit"):
             self._active.pop(band, None)
+        # Loading the state and passing over batches takes time that is no step's.
         self._first_step = step
 
     def state(self) -> dict[str, Any]:
@@ -240,9 +244,11 @@ class BandWatch:
         if len(self._losses) < ENOUGH:
             self._losses.append(loss)
             return None
-        mean, deviation = _mean_deviation(self._losses)
+        mean = statistics.fmean(self._losses)
+        deviation = statistics.pstdev(self._losses, mean)
         # Losses of a tiny model can be almost constant: below 1 % of the mean nothing is a spike.
         limit = mean + max(self._bands.spike_sigma * deviation, 0.01 * abs(mean))
+        # A one-sided test: a loss that falls far is welcome.
         if loss <= limit:
             self._losses.append(loss)
             self._spikes = 0
@@ -258,7 +264,7 @@ class BandWatch:
 
     def _check_norm(self, step: int, norm: float, *, replaced: bool) -> Alert | None:
         # Large ones are added too: a median does not follow a few of them, and follows a norm that has come to stay.
-        usual = _median(self._norms) if len(self._norms) >= ENOUGH else None
+        usual = statistics.median_high(self._norms) if len(self._norms) >= ENOUGH else None
         self._norms.append(norm)
         if usual is None or replaced:
             return None
@@ -273,6 +279,7 @@ class BandWatch:
             self._best = (step, loss)
         best_step, best = self._best
         rise = loss / best - 1 if best > 0 else 0.0
+        # Relative, since a corpus of arithmetic may have a loss of 0.01 where text has 3.
         if rise <= self._bands.overfit_margin:  # a plateau, or noise: not rising
             self._rising = 0
             self._active.pop("overfit", None)
@@ -327,6 +334,8 @@ class BandWatch:
         self, band: str, level: Level, step: int, message: str, action: Action | None = None, advice: str = ""
     ) -> Alert | None:
         known = self._active.get(band)
+        # Said once; a warning that becomes bad is said again. One with an action is returned as often as it is due, or it would
+        # never be done.
         if known and action is None and (known.level == level or known.level == "bad"):
             return None
         alert = Alert(band, level, message, self._advice.get(band, advice), step, action)
@@ -342,6 +351,7 @@ class BandWatch:
 
 def _plain_bands(bands: Bands, targets: Targets) -> list[_Limits]:
     found = [
+        # A little below where it warns, so that a value around the limit does not raise and clear at every step.
         _Limits("memory", names.MEMORY_SHARE, bands.memory_warn, 1.0, bands.memory_warn - 0.01, True, 1,
                 "{value:.1%} of the GPU's memory is in use"),
         _Limits("gpu_utilisation", names.GPU_UTILISATION, 80.0, 40.0, 95.0, False, 10,
@@ -353,20 +363,11 @@ def _plain_bands(bands: Bands, targets: Targets) -> list[_Limits]:
         plan = targets.tokens_per_second
         warn = bands.throughput_warn * plan
         words = "{value:,.0f} tokens/s, planned were " + f"{plan:,.0f}"
+        # Cleared above the warning, but never above the plan, which a run that keeps to it would not reach.
         found.append(_Limits(THROUGHPUT, names.TOKENS_PER_SECOND, warn, 0.6 * warn, min(1.05 * warn, plan), False, 5, words))
     if targets.dollars:
         limit = targets.dollars
         words = "forecast ${value:,.2f} " + f"of a budget of ${limit:,.2f}"
+        # A forecast wavers: one percent over the budget is not yet news.
         found.append(_Limits("dollars", names.DOLLARS_FORECAST, 1.01 * limit, 1.5 * limit, limit, True, 5, words))
     return found
-
-
-def _mean_deviation(values: Iterable[float]) -> tuple[float, float]:
-    seen = list(values)
-    mean = sum(seen) / len(seen)
-    return mean, math.sqrt(sum((v - mean) ** 2 for v in seen) / len(seen))
-
-
-def _median(values: Iterable[float]) -> float:
-    ordered = sorted(values)
-    return ordered[len(ordered) // 2]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import statistics
 import time
 from collections import deque
 from collections.abc import Callable
@@ -89,6 +90,7 @@ class BudgetClock:
         self.budget, self.dollars_per_hour, self.batch_tokens = budget, dollars_per_hour, batch_tokens
         self._stage = stage
         self._clock, self._before = clock, spent or Spent()
+        # The clock of this process began late: importing and compiling are paid for as well.
         self._began = clock() - elapsed
         self.step_limits = _step_limits(budget, batch_tokens, epoch_tokens, default_tokens)
         self.time_limits = self._time_limits()
@@ -96,6 +98,7 @@ class BudgetClock:
             raise UserError("the budget has no limit", "give one, for example --set budget.hours=1")
         self._anchor = (0, 0.0)  # (step, progress) from which progress runs straight to 1 at the horizon
         self._horizon = min(self.step_limits.values(), default=0)
+        # Of a long run the last 2,000: what a step took yesterday, before validation or the data changed, says little.
         self._ticks: deque[float] = deque(maxlen=2000)
         self._settled = False
         self._last_tick: float | None = None
@@ -173,6 +176,7 @@ class BudgetClock:
             name: of the limit.
             share: of it that is used; what is advised is beyond that, so that it works.
         """
+        # Twice the limit at least, and more where more is used: advice that would be refused again is none.
         times = int(share + 0.5) + 1
         if self._stage is None:
             return f"raise it, for example --set budget.{name}={_more(self.budget, name, times)}"
@@ -197,18 +201,19 @@ class BudgetClock:
         ticks = list(self._ticks)
         if not self._settled:
             return min(ticks, default=None)
-        overhead = sum(ticks) / len(ticks) - _median(ticks)
-        return _median(ticks[-50:]) + max(0.0, overhead)
+        # The median knows nothing of rare long pauses, the mean nothing of a change in pace: their difference is what pauses
+        # cost a step.
+        overhead = statistics.fmean(ticks) - statistics.median_high(ticks)
+        return statistics.median_high(ticks[-50:]) + max(0.0, overhead)
 
-    def replan(self, step: int, step_seconds: float | None = None, reserve_seconds: float = 0.0) -> int:
+    def replan(self, step: int, reserve_seconds: float = 0.0) -> int:
         """Set the horizon so that the schedule ends when the first limit does. Returns `total_steps`.
 
         Args:
             step: steps done.
-            step_seconds: all-in wall seconds per step; None: as measured by `tick`.
             reserve_seconds: kept free for the last validation and checkpoint.
         """
-        pace = step_seconds or self.step_seconds
+        pace = self.step_seconds
         if not self.time_limits or pace is None:
             return self._horizon
         left = max(0.0, (self.seconds_left or 0.0) - reserve_seconds)
@@ -236,6 +241,7 @@ class BudgetClock:
         for name, limit in self.step_limits.items():
             if step >= limit:
                 return f"budget.{name}: {step:,} steps done"
+        # Before the step, not after it: one that would end too late is not begun, and its budget saves and validates.
         pace = next_step_seconds if next_step_seconds is not None else (self.step_seconds or 0.0)
         for name, seconds in self.time_limits.items():
             if self.session_seconds + pace + reserve_seconds > seconds:
@@ -243,17 +249,17 @@ class BudgetClock:
                 return f"budget.{name}: the next step would not fit into {unit} any more"
         return None
 
-    def forecast_dollars(self, step: int, step_seconds: float | None = None, reserve_seconds: float = 0.0) -> float | None:
+    def forecast_dollars(self, step: int, reserve_seconds: float = 0.0) -> float | None:
         """Dollars spent when the run reaches its horizon; None if the price or pace is unknown."""
-        pace = step_seconds or self.step_seconds
+        pace = self.step_seconds
         if self.dollars_per_hour is None or self.dollars_spent is None or pace is None:
             return None
         ahead = max(0, self._horizon - step) * pace + reserve_seconds
         return self.dollars_spent + ahead * self.dollars_per_hour / 3600
 
-    def seconds_to_go(self, step: int, step_seconds: float | None = None) -> float | None:
+    def seconds_to_go(self, step: int) -> float | None:
         """Seconds until the horizon; None before the first measurement."""
-        pace = step_seconds or self.step_seconds
+        pace = self.step_seconds
         return None if pace is None else max(0, self._horizon - step) * pace
 
     def state(self) -> dict[str, Any]:
@@ -291,6 +297,7 @@ class BudgetClock:
 
 def load_spent(path: Path, state: dict[str, Any] | None = None) -> Spent:
     """Return what earlier sessions spent: the larger of the run folder's record and a checkpoint's `state`."""
+    # The larger: the record is newer where the run was killed, the checkpoint's where the record could not be written.
     found = [Spent(**state["spent"])] if state else []
     # Never written, or damaged: the checkpoint's is at most one interval behind.
     with contextlib.suppress(OSError, ValueError, TypeError):
@@ -318,6 +325,7 @@ def _step_limits(budget: Budget, batch_tokens: int, epoch_tokens: int, default_t
     if budget.tokens is not None:
         limits["tokens"] = max(1, budget.tokens // batch_tokens)
     if budget.epochs is not None:
+        # Down: the last step of an epoch would otherwise begin the next.
         limits["epochs"] = max(1, math.floor(budget.epochs * epoch_tokens / batch_tokens))
     nothing_named = not limits and budget.hours is None and budget.dollars is None
     if nothing_named and default_tokens is not None:
@@ -328,8 +336,3 @@ def _step_limits(budget: Budget, batch_tokens: int, epoch_tokens: int, default_t
 def _more(budget: Budget, name: str, times: int) -> str:
     value = getattr(budget, name)
     return "..." if value is None else f"{times * value:g}" if isinstance(value, float) else str(times * value)
-
-
-def _median(values: list[float]) -> float:
-    ordered = sorted(values)
-    return ordered[len(ordered) // 2]

@@ -31,6 +31,7 @@ def records(context: Context, say: Say) -> Evidence:
         points, events = curves.series("loss"), curves.events("check")
     if [point.value for point in points] != [1.5] or len(events) != 1 or read.manifest["status"] != "done":
         raise CheckFailed(f"what was written is not what is read: {points}, {events}, {read.manifest['status']}")
+    # Nobody reads them back here: that would import TensorBoard, which takes seconds.
     board = sum(file.stat().st_size for file in (run.path / "tensorboard").rglob("*") if file.is_file())
     if not board:
         raise CheckFailed("no curve was written for TensorBoard", "look at the package tensorboard")
@@ -53,6 +54,7 @@ def code(context: Context, say: Say) -> Evidence:
     if commit is None:
         text = f"{path} is not under version control; a run keeps its own copy of the recipe, not of your code"
         return Evidence(text, {"commit": None})
+    # Two letters of status and a blank stand before the name (git status --porcelain).
     changed = [line[3:] for line in (git(folder, "status", "--porcelain", "--", ".") or "").splitlines()]
     facts = {"commit": commit, "changed": changed}
     if not changed:

@@ -65,11 +65,14 @@ def record_end(folder: Path, cause: str, *, status: Status = "failed", lines: Se
     """
     try:
         run = RunFolder.open(folder)
+        # It ended by itself and said so, which knows more than whoever looks on.
         if run.manifest.get("status") != "running":
             return False
+        # So that two who find it lost do not both write.
         run.lock()
     except UserError:
         return False
+    # A full disk may be why it ended: then nothing can be recorded either.
     with run, contextlib.suppress(OSError):
         step = _last_step(run)
         run.update(exit_code=1 if status == "failed" else 3, last_lines=list(lines)[-LAST_LINES:],

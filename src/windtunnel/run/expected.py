@@ -82,6 +82,7 @@ def compare_expected(run: RunFolder) -> tuple[Expected, ...]:
 def _is_last(run: RunFolder) -> bool:
     if run.recipe.stage is None:
         return True
+    # The run's own recipe knows one stage alone.
     job = load_recipe(run.job_path)
     names = [stage.name for stage in job.stages.values() if isinstance(stage, TrainingStage)]
     return names[-1:] == [run.recipe.stage] or run.recipe.stage not in names
@@ -109,6 +110,7 @@ def _of_evaluation(run: RunFolder) -> dict[str, tuple[float | None, str]]:
     with contextlib.suppress(OSError, ValueError):
         report = json.loads((run.path / EVALUATION).read_text(encoding="utf-8"))
     best = (run.manifest.get("summary") or {}).get("best_step")
+    # An evaluation of an earlier best says nothing of this one.
     if not isinstance(report, dict) or (best is not None and report.get("step") != best):
         return {}
     places = {
@@ -125,6 +127,7 @@ def _of_evaluation(run: RunFolder) -> dict[str, tuple[float | None, str]]:
     }
     found: dict[str, tuple[float | None, str]] = {}
     for name, paths in places.items():
+        # The first that is there: what an evaluation calls accuracy depends on the data.
         values = [value for path in paths if (value := _at(report, path)) is not None]
         if values:
             found[name] = (values[0], f"evaluation, step {report.get('step') or 0:,}")

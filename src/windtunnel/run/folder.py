@@ -41,6 +41,7 @@ JOB_VARIABLE = "WINDTUNNEL_JOB"
 BACKUP = "manifest.backup.json"
 Status = Literal["running", "done", "stopped", "failed"]
 _PACKAGES = ("windtunnel", "torch", "numpy", "safetensors", "tokenizers", "transformers")
+# Recorded, it is worth seconds; but a run must not hang because of its version's name.
 GIT_SECONDS = 20.0
 """What git gets; a repository on a network disk may be slow."""
 
@@ -131,6 +132,7 @@ class RunFolder:
         if write:
             run.lock()
             try:
+                # Left there, it would end this session at once.
                 (path / STOP_FILE).unlink(missing_ok=True)  # of an earlier session
                 if run.changes:
                     recipes = {name: (path / name).read_bytes() for name in ("recipe.yaml", JOB) if (path / name).exists()}
@@ -242,6 +244,7 @@ class RunFolder:
         return {path.name for path in self.checkpoints_dir.glob("step-*") if ".tmp-" not in path.name}
 
     def _save(self) -> None:
+        # The copy first: whichever of the two a kill damages, the other is whole.
         write_json(self.path / BACKUP, self.manifest)
         write_json(self.path / "manifest.json", self.manifest)
 
@@ -254,6 +257,7 @@ def versions() -> dict[str, str | None]:
     for package in _PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
+    # Of a checkout; a released version is told by its number.
     if commit := _commit(Path(__file__).parents[3]):
         found["commit"] = commit
     with contextlib.suppress(OSError, IndexError):
@@ -287,6 +291,7 @@ def new_folder(root: Path, name: str) -> Path:
     stem = f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     try:
         root.mkdir(parents=True, exist_ok=True)
+        # mkdir decides, not a look before it: two that start in the same second both find the name free.
         for number in range(1, 1000):
             path = root / (stem if number == 1 else f"{stem}-{number}")
             with contextlib.suppress(FileExistsError):
@@ -321,6 +326,7 @@ def _manifest_of(path: Path, file: Path) -> dict[str, Any]:
         raise DamagedManifest(f"{file} is damaged: {error}") from None
     if not isinstance(manifest, dict) or not isinstance(manifest.get("format"), int) or "status" not in manifest:
         raise DamagedManifest(f"{file} is damaged: not a run's manifest")
+    # Older ones are read; what they lack has a default wherever it is asked for.
     if manifest["format"] > FORMAT:
         raise UserError(f"{path}: run format {manifest['format']}, this version reads {FORMAT}", "upgrade windtunnel")
     return manifest
@@ -344,6 +350,7 @@ def read_own_recipe(path: Path) -> Recipe:
 def _as_planned(own: Recipe, manifest: dict[str, Any]) -> Recipe:
     """Return a run's recipe with the batch that its plan derived: it goes on with that, whatever another machine would derive."""
     pretrain = own.pretrain
+    # A batch that is derived follows from the rig: on another one the same recipe would be another training.
     planned = ((manifest.get("plan") or {}).get("layout") or {}).get("batch_tokens")
     if not pretrain.name or pretrain.batch_tokens is not None or not isinstance(planned, int):
         return own

@@ -28,7 +28,9 @@ LOADING = ("preparing the data", "building the model", "loading the checkpoint",
 LEAST_SECONDS = 40.0
 TIMES_LONGER = 5.0
 """Whatever takes so many times as long as it ever took, and at least `LEAST_SECONDS`, is looked at."""
+# The first two of anything are slower than the rest: they compile, allocate and open connections.
 _UNSETTLED, _REMEMBERED = 2, 200
+# When (8 bytes), how long (8), the step (8), and 40 of text: 64 together, as long as a cache line.
 _RECORD = struct.Struct("<ddq40s")
 
 
@@ -60,6 +62,8 @@ class Beat:
         if self.age > self.limit:
             return True
         since = time.monotonic() - max(math.inf if asked is None else asked, self.when)
+        # Of the first of its steps nobody knows how long they take: a job that is asked to stop does not wait ten minutes for
+        # one.
         return self.limit in (FIRST_SECONDS, LEAST_SECONDS) and since > LEAST_SECONDS
 
 
@@ -75,6 +79,7 @@ class Heartbeat:
         if folder:
             with contextlib.suppress(OSError):
                 descriptor = os.open(Path(folder) / str(rank), os.O_RDWR | os.O_CREAT)
+                # A map longer than its file kills the process that writes behind the file's end (SIGBUS).
                 os.ftruncate(descriptor, _RECORD.size)
                 self._map = mmap.mmap(descriptor, _RECORD.size)
                 os.close(descriptor)

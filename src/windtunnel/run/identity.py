@@ -12,6 +12,7 @@ _WHOLE = ("name", "seed", "model", "trm", "data")
 # How a trained model is used may change.
 _USE = "inference_supervision"
 _PRETRAIN = ("batch_tokens", "precision", "optimizer", "schedule")
+# Left out are kernels, micro-batches and intervals, which do not decide what is learned, and rates, which a person may lower.
 _SFT = ("batch_tokens", "precision", "states", "master", "schedule")
 _RL = (
     "prompts", "samples", "prompt_tokens", "answer_tokens", "temperature", "updates", "advantages", "scale", "loss", "clip",
@@ -37,7 +38,7 @@ def identity(recipe: Recipe, *, rates: bool) -> dict[str, Any]:
         if stage is not None and stage.name:
             located = _located(dump["stages"][stage.name])
             keys.setdefault("stages", {})[stage.name] = {name: located[name] for name in names}
-    flat = dict(_flatten(keys, ""))
+    flat = by_path(keys)
     if not rates:
         flat = {k: value for k, value in flat.items() if not (".optimizer." in k and k.rpartition(".")[2] in RATES)}
     return flat
@@ -54,6 +55,7 @@ def differences(run: Recipe, asked: Recipe, *, rates: bool = False) -> list[tupl
     found = []
     for key in [*have, *(k for k in want if k not in have)]:
         left, right = have.get(key), want.get(key)
+        # The run's recipe is as it was resolved; the one asked for need not say what follows by rule.
         if left != right and not (right in (None, "auto") and key in want):
             found.append((key, left, right))
     return found
@@ -66,8 +68,11 @@ def first_difference(run: Recipe, asked: Recipe) -> tuple[str, Any, Any] | None:
 
 def changes(run: Recipe, resumed_as: Recipe) -> list[str]:
     """Return what a run goes on with that it did not begin with, as 'key: old -> new'."""
-    old, new = (dict(_flatten(recipe.model_dump(mode="json"), "")) for recipe in (run, resumed_as))
-    return [f"{key}: {_text(old.get(key))} -> {_text(value)}" for key, value in new.items() if old.get(key) != value]
+    old, new = (by_path(recipe.model_dump(mode="json")) for recipe in (run, resumed_as))
+    # An empty section says nothing: its keys, where it had some, have lines of their own.
+    return [
+        f"{key}: {_text(old.get(key))} -> {_text(value)}" for key, value in new.items() if value != {} and old.get(key) != value
+    ]
 
 
 def resumed(run: Recipe, asked: Recipe) -> Recipe:
@@ -103,6 +108,7 @@ def anchored(recipe: Recipe) -> Recipe:
 def _anchored_stage(stage: Any) -> Any:
     """Return a stage with the places of its rewards' files made absolute."""
     dump = stage.model_dump(mode="json")
+    # Only what changed is replaced: a copy of every section would be validated for nothing.
     located = _located(dump)
     if located == dump:
         return stage
@@ -149,10 +155,3 @@ def _located(value: Any) -> Any:
 
 def _text(value: Any) -> str:
     return "null" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _flatten(value: dict[str, Any], prefix: str) -> list[tuple[str, Any]]:
-    flat: list[tuple[str, Any]] = []
-    for key, item in value.items():
-        flat += _flatten(item, f"{prefix}{key}.") if isinstance(item, dict) else [(f"{prefix}{key}", item)]
-    return flat

@@ -19,6 +19,7 @@ from .listing import RunSummary, list_runs
 from .metrics import MetricsReader
 from .thinned import stretches
 
+# As of a single run's budget, and early enough to change something.
 WARN_SHARE = 0.8
 FILE = "budgets.yaml"
 """In a folder of runs: {total: 5000, month: 2000, recipe: {charlm: 500}, rig: {8xH100: 3000}}, in dollars."""
@@ -167,6 +168,7 @@ def _limit(kind: str, name: str, amount: Any, where: str) -> Limit:
         wanted = "no name" if kind == "total" else f"the name of a {kind}: {kind}:NAME=DOLLARS"
         raise UserError(f"{where}: a budget of kind {kind} needs {wanted}")
     try:
+        # As people write them into YAML: 2000, $2,000.
         dollars = float(str(amount).strip().lstrip("$").replace(",", ""))
     except ValueError:
         dollars = -1.0
@@ -197,6 +199,7 @@ def _ahead(item: RunSummary) -> float:
     except UserError:
         forecast = None
     end = forecast.value if forecast is not None else item.planned_dollars
+    # end == end: not NaN.
     return max(0.0, end - spent) if end is not None and end == end else 0.0
 
 
@@ -216,6 +219,7 @@ def _months(item: RunSummary) -> dict[str, float]:
                 last = max(last, part.time)
     except UserError:
         before = 0.0
+        # A damaged database: whatever was read of it may be wrong, and all of it is the last month's.
         months.clear()
     months[_month_of(last)] += item.spent_dollars - before
     return {month: dollars for month, dollars in months.items() if abs(dollars) > 1e-9}

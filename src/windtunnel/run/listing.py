@@ -58,6 +58,7 @@ def list_runs(root: Path | str) -> list[RunSummary]:
     if not root.is_dir():
         return []
     members = [p for p in root.iterdir() if (p / "manifest.json").exists() or (p / "recipe.yaml").exists()]
+    # A link such as `latest` to a run beside it would be that run once more.
     members = [p for p in members if not (p.is_symlink() and p.resolve() in {m.resolve() for m in members if m != p})]
     return sorted((_summary(p) for p in members), key=lambda s: (s.created or 0.0, s.path.name), reverse=True)
 
@@ -76,9 +77,12 @@ def newest_run(root: Path | str, recipe: str | None = None, *, called: str | Non
     damaged: RunSummary | None = None
     for run in list_runs(root):
         if run.status == "damaged":
+            # A manifest that cannot be read does not tell the recipe, but the folder is named after it.
             mine = recipe in (None, run.recipe) or (run.recipe == "?" and run.path.name.startswith(f"{recipe}-"))
             damaged = damaged or (run if mine else None)
         elif recipe in (None, run.recipe):
+            # The newest one is what is meant. To take the next older one silently could train over what somebody is looking
+            # for.
             if damaged is None:
                 return run.path
             raise UserError(
@@ -133,6 +137,7 @@ def _spending(path: Path, plan: Any) -> tuple[float | None, float | None, float 
     """Return (hours, dollars, planned hours, planned dollars) of a run."""
     known = plan if isinstance(plan, dict) else {}
     spent = load_spent(path / "spent.json") if (path / "spent.json").exists() else None
+    # Zero dollars of a rig without a price is not zero dollars.
     priced = spent is not None and (spent.dollars > 0 or known.get("dollars_per_hour") is not None)
     return (
         None if spent is None else spent.seconds / 3600,
@@ -165,6 +170,7 @@ def _best_step(checkpoints: Path) -> int | None:
     for path in checkpoints.glob("step-*/checkpoint.json"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # damaged, or deleted just now
             data = json.loads(path.read_text(encoding="utf-8"))
+            # More right answers first, a lower loss among equals.
             scored.append((-(data.get("score") or 0.0), float(data["validation_loss"]), int(data["step"])))
     return min(scored)[2] if scored else None
 

@@ -19,11 +19,11 @@ from urllib.parse import quote
 
 from windtunnel.recipe import UserError
 
-from . import blocks
+from . import thinned
 from .tensorboard import TensorBoard
 
 FORMAT = 2
-"""1 had no blocks."""
+"""1 had no thinned."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS series (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
 CREATE TABLE IF NOT EXISTS points (
@@ -34,8 +34,11 @@ CREATE TABLE IF NOT EXISTS events (
     message TEXT NOT NULL, data TEXT NOT NULL);
 """
 Level = Literal["info", "warn", "bad"]
+# A view that is half a second old is live; more commits would only wear the disk.
 _PERIOD = 0.5
+# What a run holds while its disk is full, before the oldest is given up.
 _MOST_WAITING = 1_000_000
+_FLUSH_SECONDS = 30.0
 
 
 class Point(NamedTuple):
@@ -95,6 +98,7 @@ class MetricsReader:
     def events(self, kind: str | None = None, last: int | None = None) -> list[Event]:
         """Events in the order they happened; the last few only, if asked."""
         rows = self.rows(
+            # The newest by number first, so that the limit cuts the oldest; then in order again.
             "SELECT * FROM (SELECT id, time, step, kind, level, message, data FROM events"
             " WHERE ?1 IS NULL OR kind = ?1 ORDER BY id DESC LIMIT ?2) ORDER BY id",
             (kind, -1 if last is None else last),
@@ -141,6 +145,7 @@ class Metrics:
         self._connection = self._open()
         self._tensorboard = TensorBoard(Path(tensorboard_dir)) if tensorboard_dir is not None else None
         self._closed = False
+        # A daemon: a process that ends by an exception does not wait for a full disk.
         self._thread = threading.Thread(target=self._work, name="metrics", daemon=True)
         self._thread.start()
         if resume_step is not None:
@@ -153,18 +158,18 @@ class Metrics:
     def event(
         self, kind: str, step: int | None, message: str, level: Level = "info", data: Mapping[str, Any] | None = None
     ) -> None:
-        """Record that something happened. Never blocks. `data` must be JSON."""
+        """Record that something happened. Never thinned. `data` must be JSON."""
         self._queue.put(Event(time.time(), step, kind, level, message, dict(data or {})))
 
     def rewind(self, step: int) -> None:
         """Drop points after `step`: the run goes back there. Events stay, they did happen."""
         self._queue.put(("rewind", step))
 
-    def flush(self, timeout: float = 30.0) -> None:
+    def flush(self) -> None:
         """Wait until what was logged before is on disk. Raises UserError when it cannot be written."""
         done = threading.Event()
         self._queue.put(done)
-        if not done.wait(timeout) or self.problem:
+        if not done.wait(_FLUSH_SECONDS) or self.problem:
             raise UserError(f"metrics {self.path} cannot be written: {self.problem or 'time-out'}", "free space on that disk")
 
     def close(self) -> None:
@@ -179,31 +184,6 @@ class Metrics:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-    def names(self) -> list[str]:
-        """See `MetricsReader.names`; includes what was just logged."""
-        with self._reader() as reader:
-            return reader.names()
-
-    def series(self, name: str, since: int = -1) -> list[Point]:
-        """See `MetricsReader.series`; includes what was just logged."""
-        with self._reader() as reader:
-            return reader.series(name, since)
-
-    def latest(self) -> dict[str, Point]:
-        """See `MetricsReader.latest`; includes what was just logged."""
-        with self._reader() as reader:
-            return reader.latest()
-
-    def events(self, kind: str | None = None, last: int | None = None) -> list[Event]:
-        """See `MetricsReader.events`; includes what was just logged."""
-        with self._reader() as reader:
-            return reader.events(kind, last)
-
-    def _reader(self) -> MetricsReader:
-        if not self._closed:
-            self.flush()
-        return MetricsReader(self.path)
 
     def _open(self) -> sqlite3.Connection:
         try:
@@ -298,8 +278,9 @@ class Metrics:
 
     def _write(self, batch: list[Any]) -> None:
         run = self._connection
+        # IMMEDIATE takes the lock now; a transaction that begins by reading can find it taken in the middle, and fail at once.
         run.execute("BEGIN IMMEDIATE")
-        touched = blocks.Touched(run)
+        touched = thinned.Touched(run)
         for item in batch:
             if isinstance(item, Event):
                 run.execute(
@@ -337,11 +318,14 @@ def _read(value: float | None) -> float:
 
 def _connect_writer(path: Path) -> sqlite3.Connection:
     """Open or create for writing, in WAL mode so that readers never wait. Raises sqlite3.DatabaseError when damaged."""
+    # Made here and used by the thread alone, which sqlite3 would refuse without check_same_thread. isolation_level None: BEGIN
+    # is ours to say.
     connection = sqlite3.connect(path, timeout=30.0, check_same_thread=False, isolation_level=None)
     try:
         connection.execute("PRAGMA journal_mode=WAL")
         # A power cut may then cost the last commits, never the file, and no commit waits for the disk.
         connection.execute("PRAGMA synchronous=NORMAL")
+        # Damage shows itself only where a page is read: better now than in the middle of a run.
         found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
         if found != "ok":
             raise sqlite3.DatabaseError(found)
@@ -352,8 +336,8 @@ def _connect_writer(path: Path) -> sqlite3.Connection:
         if version < FORMAT:
             # In one go: a reader that sees the table may trust that it is whole.
             connection.execute("BEGIN IMMEDIATE")
-            connection.execute(blocks.SCHEMA)
-            blocks.sum_up(connection)
+            connection.execute(thinned.SCHEMA)
+            thinned.sum_up(connection)
             connection.execute(f"PRAGMA user_version={FORMAT}")
             connection.execute("COMMIT")
     except BaseException:
@@ -389,6 +373,7 @@ def _put_aside(path: Path) -> Path:
     while (target := path.with_name(f"{path.name}.damaged-{number}")).exists():
         number += 1
     path.rename(target)
+    # SQLite would apply the old log to the new database.
     for suffix in ("-wal", "-shm"):
         beside = path.with_name(path.name + suffix)
         if beside.exists():

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from .bands import Judge
 
+# Named, not imported: both stand above this room.
 ROOMS: tuple[str, ...] = ("train", "rl")
 """Those with metrics and bands of their own, in their module `health`, imported on use."""
 
@@ -111,6 +112,7 @@ def apart(losses: Sequence[float]) -> list[str]:
 
     NaN differs from nothing.
     """
+    # Of a float32 loss further digits mean nothing.
     for digits in range(3, 7):
         texts = [f"{loss:.{digits}f}" for loss in losses]
         if all(a != b or not abs(x - y) > 0 for (a, b), (x, y) in zip(pairwise(texts), pairwise(losses), strict=True)):

@@ -21,7 +21,9 @@ _AWS = "http://169.254.169.254"
 _GCP = "http://metadata.google.internal"
 _AZURE = "http://169.254.169.254"
 _AZURE_VERSION = "2020-07-01"
+# What the services answer, with 200, while nothing is to happen.
 _NOT_YET = ("", "false", "none", "null")
+# On the machine's own link: what takes longer is not there.
 _TIMEOUT = 2.0
 
 Look = Callable[[], str | None]
@@ -77,6 +79,7 @@ def too_late(seconds: float, notice: str) -> str | None:
 
 def _look_aws(address: str) -> str | None:
     # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html with an IMDSv2 token
+    # Asked for each time: it lives a minute, and a look is due every five seconds.
     token = _get(f"{address}/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"}, method="PUT")
     return _get(f"{address}/latest/meta-data/spot/instance-action", {"X-aws-ec2-metadata-token": token or ""})
 
@@ -104,6 +107,7 @@ def _get(url: str, headers: dict[str, str] | None = None, method: str = "GET") -
     try:
         with opener.open(request, timeout=_TIMEOUT) as response:
             text = str(response.read(65_536).decode("utf-8", "replace")).strip()
+    # 404 is AWS's way to say that there is no notice.
     except HTTPError:
         return None
     return None if text.lower() in _NOT_YET else text

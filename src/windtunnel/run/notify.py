@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,10 @@ from .bands import GateResult
 from .ending import outcome
 from .folder import read_manifest
 from .metrics import Event, MetricsReader
+from .trackers import Say
 
 PERIOD = 5.0  # seconds between two looks at what happened
 PATIENCE = 20.0  # seconds that one web hook or command may take
-Say = Callable[[str], None]
 
 
 class Messenger:
@@ -100,6 +100,7 @@ def notifying(folder: Path, notify: Notify, say: Say) -> Iterator[None]:
     if not (messenger.wants("bands") or messenger.wants("end")):
         yield
         return
+    # A run that is gone on with has old warnings, which were told already.
     ended, seen = threading.Event(), len(_events(folder))
 
     def follow() -> None:
@@ -120,6 +121,7 @@ def notifying(folder: Path, notify: Notify, say: Say) -> Iterator[None]:
         yield
     finally:
         ended.set()
+        # A hook and a command may each be under way, and one more event be waiting.
         thread.join(3 * PATIENCE)
         with contextlib.suppress(UserError):
             stands = outcome(folder, read_manifest(folder))

@@ -24,6 +24,8 @@ TAIL_LINES = 40
 SUPERVISOR = "WINDTUNNEL_SUPERVISOR"
 """Environment: the channel's file descriptor and the terminal's, each as 'number/inode'; '' where there is no terminal."""
 _QUEUE_CHUNKS = 4096
+_DRAIN_SECONDS = 2.0
+# Linux writes up to PIPE_BUF (4,096) bytes into a pipe in one piece.
 _MESSAGE_BYTES = 3000  # with its JSON below PIPE_BUF, so that messages of several processes do not mix
 
 
@@ -87,6 +89,7 @@ class RunLog:
         """Begin another file. It is made first: where that fails nothing is renamed, and no closed descriptor is written to."""
         file = self._open(NEXT_LOG)
         names = [LOG, *(f"{LOG}.{number}" for number in range(1, self._kept + 1))]
+        # From the oldest on, so that each name is free when the next takes it.
         for newer, older in (*zip(names[-2::-1], names[:0:-1], strict=True), (NEXT_LOG, LOG)):
             with contextlib.suppress(FileNotFoundError):
                 os.rename(newer, older, src_dir_fd=self._folder, dst_dir_fd=self._folder)
@@ -156,9 +159,9 @@ class BackgroundWriter:
         """Write nothing more."""
         self.failed = True
 
-    def drain(self, seconds: float = 2.0) -> None:
-        """Wait until all is written, or for so many seconds; more can be written afterwards."""
-        limit = time.monotonic() + seconds
+    def drain(self) -> None:
+        """Wait until all is written, or for two seconds; more can be written afterwards."""
+        limit = time.monotonic() + _DRAIN_SECONDS
         while not self._queue.empty() and not self.failed and time.monotonic() < limit:
             time.sleep(0.005)
 
@@ -187,6 +190,7 @@ class SafeStream:
 
     def write(self, text: str) -> int:
         """Write, or drop; returns the text's length."""
+        # There and back: characters that the terminal's encoding lacks become '?', where print would raise.
         self._try(lambda stream: stream.write(text.encode(self.encoding, "replace").decode(self.encoding)))
         return len(text)
 
@@ -252,17 +256,14 @@ class Channel:
             message: run=folder of what is trained now, begun=True once nothing is left that would refuse to,
                 lighter=how it needs less memory, cause=why it failed.
         """
-        self._send(message)
+        data = json.dumps(message, default=str).encode() + b"\n"
+        with contextlib.suppress(OSError):
+            os.write(self._control, data)
 
     def log(self, text: str) -> None:
         """Put text into the run's log and nowhere else."""
         for line in text.splitlines():
-            self._send({"log": line[:_MESSAGE_BYTES]})
-
-    def _send(self, message: dict[str, Any]) -> None:
-        data = json.dumps(message, default=str).encode() + b"\n"
-        with contextlib.suppress(OSError):
-            os.write(self._control, data)
+            self.tell(log=line[:_MESSAGE_BYTES])
 
 
 def log_only(folder: Path | None, text: str) -> None:
@@ -287,6 +288,7 @@ class LineDecoder:
 
     def feed(self, data: bytes, *, last: bool = False) -> tuple[str, list[str]]:
         """Return the chunk as text, and the lines that it completes."""
+        # Incremental: a chunk may end within a character.
         text = self._decoder.decode(data, last)
         *lines, self._rest = (self._rest + text).split("\n")
         if last and self._rest:

@@ -65,6 +65,7 @@ class ProcessId:
             return None
         if self.boot != _boot_id():
             return False
+        # None: written where /proc was missing, and then the number has to do.
         return _started(self.pid) is not None and self.started in (None, _started(self.pid))
 
     @property
@@ -107,6 +108,7 @@ def holder(folder: Path) -> ProcessId | None:
     """
     try:
         with open(folder / LOCK, encoding="utf-8") as file:
+            # Read before the lock is tried: whoever takes it writes its own name.
             found = ProcessId.parse(file.read())
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -187,5 +189,6 @@ def _started(pid: int) -> int | None:
 
 def _stat(pid: int) -> list[Any]:
     with contextlib.suppress(OSError, ValueError):
+        # Behind the last ')': a command's name may have blanks and brackets of its own.
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     return []

@@ -16,7 +16,9 @@ STARTING_SECONDS = 600.0
 """Before the second step: data are prepared, kernels compiled. As long as a rank has for what it does first."""
 LEAST_SECONDS = 120.0
 TIMES_A_STEP = 10
+# Enough for a median that one validation among them does not move.
 _RECENT = 20
+# The loss where it is logged, else whatever series was there first: any point is a sign of life.
 _NEWEST = (
     "SELECT time FROM points WHERE series = (SELECT id FROM series ORDER BY name = 'loss' DESC, id LIMIT 1)"
     " ORDER BY step DESC LIMIT ?"
@@ -51,6 +53,7 @@ def silence(folder: Path, metrics: MetricsReader | None, *, now: float | None = 
     if metrics is not None:
         steps = [row[0] for row in metrics.rows(_NEWEST, (_RECENT,))]
         signs += [row[0] for row in metrics.rows("SELECT max(time) FROM events") if row[0] is not None]
+    # Before there are metrics, these are what changes.
     for name in (LOG, "manifest.json"):
         with contextlib.suppress(OSError):
             signs.append((folder / name).stat().st_mtime)

@@ -44,11 +44,14 @@ def saves_of(run: Path) -> Saves | None:
     """Return the saves of a run; None where it has none, or not enough steps beside them."""
     try:
         with MetricsReader(run / "metrics.sqlite") as metrics:
+            # Without the first: see UNSETTLED.
             steps = [(point.time, point.value) for point in metrics.series("step_seconds")][UNSETTLED:]
             told = [(event.time, _SAVED.match(event.message)) for event in metrics.events("checkpoint")]
     except UserError:
         return None
     saves = [(end, float(match[1]), float(match[2])) for end, match in told if match]
+    # A point's time is its step's end: a step that overlaps a save ends after the save began, and at most its own length after
+    # the save's end.
     during = [[value for time, value in steps if end - seconds <= time <= end + value] for end, _, seconds in saves]
     quiet = [value for time, value in steps if not any(end - seconds <= time <= end + value for end, _, seconds in saves)]
     if not saves or not quiet:

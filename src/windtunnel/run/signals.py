@@ -55,6 +55,7 @@ class StopRequest:
         notice = os.environ.get(NOTICE_VARIABLE, "") if notice is None else notice
         self._look, self._look_period, self._look_due = spot_look(notice), min(period, look_seconds(notice)), 0.0
         self._file = None if folder is None else folder / STOP_FILE
+        # The file is looked for more often than a notice: whoever typed `stop` is waiting.
         self._period = min(period, 1.0)
         self._reason: str | None = None
         self._interrupted = False
@@ -90,6 +91,7 @@ class StopRequest:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT:
+            # Somebody at the keyboard has waited long enough.
             if self._interrupted:
                 raise KeyboardInterrupt
             self._interrupted = True

@@ -76,6 +76,7 @@ class TensorBoard:
 
         self.folder.mkdir(exist_ok=True)
         now = time.time()
+        # TensorBoard finds files by 'tfevents' in their names and reads them in the order of the time in it.
         self._path = self.folder / f"events.out.tfevents.{int(now):010d}.{socket.gethostname()}.{os.getpid()}.{next(_numbers)}"
         self._file = open(self._path, "ab")  # noqa: SIM115 - open as long as the run
         _put(self._file, [Event(wall_time=now, file_version="brain.Event:2")])
@@ -117,6 +118,8 @@ def _checksum(data: bytes) -> bytes:
     table, crc = _table(), 0xFFFFFFFF
     for byte in data:
         crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+    # The mask, a rotation and a constant, is TFRecord's (tensorflow/core/lib/hash/crc32c.h): a checksum of data that holds
+    # checksums is weak.
     crc ^= 0xFFFFFFFF
     return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 

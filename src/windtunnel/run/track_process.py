@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +25,16 @@ from .ending import outcome
 from .folder import read_manifest, read_own_recipe
 from .identity import by_path
 from .metrics import MetricsReader
-from .trackers import TRACKERS, Tracked, Tracker, finite_values, require_trackers
+from .trackers import TRACKERS, Say, Tracked, Tracker, finite_values, require_trackers
 
 STATE = "track.json"
 PERIOD = 5.0
 """Seconds between two looks."""
 PATIENCE = 60.0
 """Seconds that the last look may take after training."""
+# Data are prepared and kernels compiled on the same cores.
 NICE = 10
 _MARK = "windtunnel-says: "
-Say = Callable[[str], None]
 
 
 @contextlib.contextmanager
@@ -48,6 +48,7 @@ def tracking(folder: Path, notify: Notify, say: Say) -> Iterator[None]:
         yield
         return
     require_trackers(list(notify.track))
+    # Trackers look at GPUs by themselves; those are the training's.
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "WANDB_SILENT": "true"}
     environment.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     process = subprocess.Popen(
@@ -158,6 +159,7 @@ class _Feed:
         with MetricsReader(path) as metrics:
             for name, newest in metrics.latest().items():
                 since = self._steps.get(name, -1)
+                # Points behind it were dropped, and new ones have their steps.
                 if newest.step < since:  # the run went back: what follows is sent again
                     self._steps[name] = since = newest.step
                 for point in metrics.series(name, since=since):

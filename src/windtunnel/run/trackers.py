@@ -56,6 +56,7 @@ class WeightsAndBiases:
     def __init__(self, run: Tracked, say: Say) -> None:
         import wandb
 
+        # Without a key wandb would ask for one, at a terminal that is not there.
         offline = os.environ.get("WANDB_MODE") is None and not _wandb_key()
         self._wandb = wandb
         self._run: Any = wandb.init(
@@ -96,6 +97,7 @@ class MLflow:
         self._client = MlflowClient(tracking_uri=place)
         found = self._client.get_experiment_by_name(run.project)
         experiment = found.experiment_id if found else self._client.create_experiment(run.project)
+        # By a tag: MLflow's own ids are its to give, and two runs may have one name.
         before = self._client.search_runs([experiment], f"tags.`windtunnel.run` = '{run.folder.name}'", max_results=1)
         if before:
             self._id = before[0].info.run_id
@@ -104,6 +106,7 @@ class MLflow:
             tags = {"windtunnel.run": run.folder.name}
             self._id = self._client.create_run(experiment, run_name=run.folder.name, tags=tags).info.run_id
             for name, value in run.config.items():
+                # MLflow takes no longer values and no other signs in names.
                 self._client.log_param(self._id, _name(name), str(value)[:500])
         self._waiting: list[Any] = []
         say(f"mlflow: {run.project}/{run.folder.name} in {_without_password(place)}")

@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from windtunnel.run import EVALUATION
+
 from .report_model import Sample
 from .text import share
 
-FILE = "evaluation.json"
 MOST_SAMPLES, MOST_WRONG = 4, 3
 TRUTH, ANSWER = {"exact_match": "expected", "answers": "truth"}, {"exact_match": "got", "answers": "answer"}
 LONGEST = 1500
@@ -19,7 +20,7 @@ LONGEST = 1500
 def evaluation_of(folder: Path) -> tuple[list[tuple[str, str, str]], list[Sample]]:
     """Return rows (name, value, explanation) and samples; none where a run was not evaluated, or its file cannot be read."""
     try:
-        told: dict[str, Any] = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        told: dict[str, Any] = json.loads((folder / EVALUATION).read_text(encoding="utf-8"))
         return list(_rows(told)), list(_samples(told))
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return [], []

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.recipe import UserError, load_recipe
-from windtunnel.run import MetricsReader, RunFolder, list_runs, read_manifest
+from windtunnel.run import EVALUATION, MetricsReader, RunFolder, list_runs, read_manifest
 
-from .evaluated import FILE, LONGEST, evaluation_of
+from .evaluated import LONGEST, evaluation_of
 
 ROLLOUTS = "rollouts"
 MOST = 4
@@ -52,7 +52,7 @@ def stages_of(run: RunFolder) -> list[dict[str, Any]]:
 
 def stamp_of(run: Path) -> list[int]:
     """Return what changes when there is a new sample, gate or stage: it is cheap to ask every second."""
-    places = [run / "manifest.json", run / FILE, run / ROLLOUTS]
+    places = [run / "manifest.json", run / EVALUATION, run / ROLLOUTS]
     return [_changed(place) for place in places]
 
 
