@@ -20,6 +20,7 @@ from windtunnel.recipe import UserError, load_recipe
 from windtunnel.run import Metrics, MetricsReader, RunFolder, of_step
 from windtunnel.watch import Report, Snapshot, read_snapshot, supervision_curves, write_report, write_run_page
 from windtunnel.watch.live import plain_line
+from windtunnel.watch.page import save
 from windtunnel.watch.screen import screen
 from windtunnel.watch.supervision import smoothed
 from windtunnel.watch.text import chain
@@ -211,7 +212,7 @@ def test_a_plain_run_has_a_page_too(tmp_path: Path) -> None:
         page = Page(write_run_page(folder.path).read_text(encoding="utf-8"))
         assert "Supervision steps" not in page.text
         with pytest.raises(UserError, match="cannot be written"):
-            write_run_page(folder.path, tmp_path / "missing" / "r.html")
+            save(tmp_path / "missing" / "r.html", "")
 
 
 def test_a_run_is_followed_from_outside_and_its_page_written_by_hand(run: RunFolder, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from windtunnel.run import MetricsReader
 from windtunnel.watch import (
     CheckRow,
     Curve,
-    Memory,
     PlanRow,
     Report,
     Sample,
@@ -27,7 +26,6 @@ from .readiness import Late, Readiness
 if TYPE_CHECKING:
     from windtunnel.evaluate import EvaluationReport
 
-LEAST_GIB = 0.005  # of what is drawn
 URGENCY = ("fail", "warn", "skip", "ok")
 """What needs a reader stands on top."""
 REMARKS = ("does not fit", "instead", "warning", "note")
@@ -104,8 +102,7 @@ def _plan(plan: Plan, number: int) -> PlanRow:
     rows = lines(plan)
     notes = [f"{label}: {value}{f' ({source})' if source else ''}" for label, value, source in rows if label in REMARKS]
     kept = [row for row in rows if row[0] not in REMARKS]
-    shown = {name.replace("_", " "): gib for name, gib in plan.components.items() if gib >= LEAST_GIB}
-    return PlanRow(plan.rig, plan.fits, kept, Memory(shown, plan.limit_gib), notes, memory_svg(plan, f"plan{number}"))
+    return PlanRow(plan.rig, plan.fits, kept, notes, memory_svg(plan, f"plan{number}"))
 
 
 def _loss(run: Path | None) -> list[Curve]:

@@ -9,11 +9,12 @@ from .snapshot import Snapshot
 
 if TYPE_CHECKING:
     from .compare import RunResult, Scored, different_keys, draw_comparison, read_result
+    from .curves import Curve
+    from .evaluated import Sample
     from .follow import read_snapshot, watch_run
-    from .report import write_report
-    from .report_model import CheckRow, Curve, Memory, PlanRow, Report, Sample, SupervisionCurves
+    from .report import CheckRow, PlanRow, Report, write_report
     from .run_page import write_run_page
-    from .supervision import supervision_curves
+    from .supervision import SupervisionCurves, supervision_curves
     from .tails import follow_logs, last_lines
     from .web import serve_board
 
@@ -21,7 +22,6 @@ __all__ = [
     "CheckRow",
     "Curve",
     "JsonLines",
-    "Memory",
     "PlainLines",
     "PlanRow",
     "Report",

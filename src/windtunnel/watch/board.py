@@ -29,6 +29,7 @@ SPARK_POINTS = 40
 CURVE_POINTS = 400
 MOST_EVENTS = 60
 NO_CURVE: dict[str, Any] = {"spark": [], "progress": None, "last": None}
+# A folder of a thousand runs is listed at once, and its small curves come with the next looks.
 PATIENCE_SECONDS = 0.3
 
 
@@ -90,6 +91,7 @@ class Board:
 
     def folder(self, name: str) -> Path:
         """Return the folder of a run by its name; a name is no path. Raises UserError: there is none."""
+        # The name comes from a browser: it must not lead out of the folder.
         if name in (".", "..") or not re.fullmatch(r"[\w.@+=-]{1,255}", name):
             raise UserError(f"{name[:80]!r} is not the name of a run")
         folder = self.root / name
@@ -101,6 +103,7 @@ class Board:
         """until: of the monotonic clock; after it, curves that are not known yet are left for the next look."""
         state = _state(summary.path)
         key = summary.path.name
+        # The old curve stays while there is no time to read the new one.
         known = self._known.get(key, (None, NO_CURVE))
         if known[0] != state and time.monotonic() < until:
             self._known[key] = known = (state, _curve_of(summary.path))
@@ -111,6 +114,7 @@ class Board:
 
 
 def _moment(run: RunFolder) -> dict[str, Any]:
+    # asdict copies every number of a list, which for thousands of losses takes longer than reading them.
     snapshot = asdict(replace(read_snapshot(run), losses=[]))  # a page draws its curves from others
     del snapshot["losses"]
     return {"name": run.path.name, "path": str(run.path), "at": time.time(), "made": stamp_of(run.path), **snapshot}
@@ -119,6 +123,7 @@ def _moment(run: RunFolder) -> dict[str, Any]:
 def _state(folder: Path) -> Any:
     """Return what changes when a run's metrics do."""
     found = []
+    # New points stand in the WAL for minutes before the database itself changes.
     for name in ("metrics.sqlite", "metrics.sqlite-wal"):
         try:
             status = (folder / name).stat()

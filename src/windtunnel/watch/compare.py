@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from windtunnel.recipe import UserError
 from windtunnel.run import MetricsReader, RunFolder, by_path, load_spent
 
-from .charts import thin
+from .curves import pace, thin
+from .page import save, template
+from .run_page import curves_of
+from .text import count, dollars, duration, number
 
 MOST_BEST = 5
 PICTURES = (".png", ".svg", ".html")
-# A pause between two sessions is not training: no step takes so many times the median of them.
-PAUSE = 50
 Points = list[tuple[float, float]]
 
 
@@ -83,9 +84,11 @@ def read_result(folder: Path) -> RunResult:
             series = {name: metrics.series(name) for name in wanted}
     validations = series.get("validation_loss", [])
     steps = max((point.step for point in series.get("loss", [])), default=0)
+    # By the folders' names, without opening checkpoints.
     kept = {int(path.name.split("-")[1]) for path in run.checkpoints_dir.glob("step-*") if path.name.split("-")[1].isdigit()}
     best = sorted((Scored(p.step, p.value, p.step in kept) for p in validations), key=lambda s: s.loss)
-    speeds = sorted(point.value for point in series.get("tokens_per_second", []))
+    speeds = [point.value for point in series.get("tokens_per_second", [])]
+    # A plan's length is so many tokens a parameter, so that the count it was derived from comes back by division.
     per_parameter = run.recipe.pretrain.tokens_per_parameter
     own = plan.get("method") == "pretrain" and plan.get("derived_tokens")
     return RunResult(
@@ -102,7 +105,7 @@ def read_result(folder: Path) -> RunResult:
         dollars=spent.dollars if plan.get("dollars_per_hour") is not None else None,
         planned_hours=plan.get("hours"),
         planned_dollars=plan.get("dollars"),
-        tokens_per_second=speeds[len(speeds) // 2] if speeds else None,
+        tokens_per_second=statistics.median_high(speeds) if speeds else None,
         planned_tokens_per_second=plan.get("tokens_per_second"),
         best=tuple(best[:MOST_BEST]),
         curves=_curves(validations, series.get("loss", []), series.get("dollars", []), batch),
@@ -126,23 +129,11 @@ def _curves(validations: list[Any], losses: list[Any], dollars: list[Any], batch
     return curves
 
 
-def pace(points: Sequence[Any]) -> dict[int, float]:
-    """Return step -> hours of training until then, without what lay between sessions. points: with `step` and `time`."""
-    gaps = sorted(b.time - a.time for a, b in pairwise(points))
-    most = PAUSE * gaps[len(gaps) // 2] + 60 if gaps else 0.0
-    elapsed, found, before = 0.0, {}, None
-    for point in points:
-        if before is not None and 0 < point.time - before <= most:
-            elapsed += point.time - before
-        before = point.time
-        found[point.step] = elapsed / 3600
-    return found
-
-
 def different_keys(results: Sequence[RunResult]) -> list[tuple[str, list[Any]]]:
     """Return the keys of the recipes that are not the same in all runs, each with its values."""
     keys = dict.fromkeys(key for result in results for key in result.recipe)
     rows = [(key, [result.recipe.get(key) for result in results]) for key in keys]
+    # As JSON: to Python 1 and True are equal, and a recipe's 1 is another value than its true.
     return [(key, values) for key, values in rows if any(json.dumps(v) != json.dumps(values[0]) for v in values)]
 
 
@@ -155,9 +146,7 @@ def draw_comparison(results: Sequence[RunResult], path: Path) -> None:
     if path.suffix.lower() not in PICTURES:
         raise UserError(f"{path}: a comparison is drawn as {', '.join(PICTURES)}", f"name it {path.with_suffix('.png')}")
     if path.suffix.lower() == ".html":
-        from .compare_page import write_comparison
-
-        write_comparison(results, path)
+        _write_page(results, path)
         return
     shown = [name for name in ("tokens", "hours", "dollars") if any(len(result.curves[name]) > 0 for result in results)]
     if not shown:
@@ -168,10 +157,10 @@ def draw_comparison(results: Sequence[RunResult], path: Path) -> None:
     figure = Figure(figsize=(4.6 * len(shown), 3.8), layout="constrained")
     panels = figure.subplots(1, len(shown), squeeze=False)[0]
     for axes, name in zip(panels, shown, strict=True):
-        for number, result in enumerate(results):
+        for index, result in enumerate(results):
             points = thin(result.curves[name])
             if points:
-                axes.plot(*zip(*points, strict=True), marker="o" if len(points) < 30 else None, markersize=3, color=f"C{number}",
+                axes.plot(*zip(*points, strict=True), marker="o" if len(points) < 30 else None, markersize=3, color=f"C{index}",
                           label=result.name)  # fmt: skip
         axes.set_xlabel(name)
         axes.grid(alpha=0.3)
@@ -186,3 +175,37 @@ def draw_comparison(results: Sequence[RunResult], path: Path) -> None:
         raise UserError(
             f"{path} cannot be written: {error.strerror or error}", "name a file in a folder that is there and yours"
         ) from None
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A run in the table: its name, and (heading, text) of what it reached."""
+
+    name: str
+    figures: list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class _ComparisonPage:
+    """All of the page but the curves."""
+
+    title: str
+    subtitle: str
+    runs: list[_Line]
+    recipe: str = ""
+
+
+def _write_page(results: Sequence[RunResult], path: Path) -> Path:
+    """Write the page and return its path. Raises UserError: a run is damaged, or the file cannot be written."""
+    page = _ComparisonPage(f"{len(results)} runs", ", ".join(str(result.path) for result in results), [_line(r) for r in results])
+    runs = [curves_of(RunFolder.open(result.path)) for result in results]
+    return save(path, template("compare.html").render(report=page, curves={"runs": runs}))
+
+
+def _line(result: RunResult) -> _Line:
+    figures = [
+        ("steps", f"{result.steps:,}"), ("tokens", count(result.tokens)), ("best validation", number(result.loss)),
+        ("bits per byte", number(result.bits_per_byte)), ("time", duration(3600 * result.hours)),
+        ("spent", dollars(result.dollars)),
+    ]  # fmt: skip
+    return _Line(result.name, figures)

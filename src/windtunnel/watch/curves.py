@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from windtunnel.run import MetricsReader, RunFolder, Stretch, described, stretches
 
-from .charts import thin
-from .compare import pace
 from .groups import LOSS, grouped, limits_of
-from .report_model import Curve
 
 SHOWN_AS_FIGURES = ("progress", "epoch", "targets", "memory_share")
+MOST_POINTS = 1500
+# A pause between two sessions is not training: no step takes so many times the median of them.
+PAUSE = 50
 _UNITS = {LOSS: "nats per token", "Gradient norm": "before clipping"}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Points of one line of a chart: (x, y); x is a step unless the chart says otherwise."""
+
+    name: str
+    points: list[tuple[float, float]]
 
 
 def drawn(run: RunFolder, metrics: MetricsReader, points: int) -> dict[str, Any]:
@@ -61,6 +73,33 @@ def chart_of(
     }  # fmt: skip
 
 
+def thin(points: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> list[tuple[float, float]]:
+    """Return at most about `most` points: the lowest and highest of each stretch, so that spikes stay visible."""
+    if len(points) <= most:
+        return list(points)
+    stretch = math.ceil(2 * len(points) / most)
+    kept: list[tuple[float, float]] = []
+    for i in range(0, len(points), stretch):
+        part = points[i : i + stretch]
+        # A set: of a stretch that is flat both are the same point.
+        kept += sorted({min(part, key=lambda p: p[1]), max(part, key=lambda p: p[1])})
+    return kept
+
+
+def pace(points: Sequence[Any]) -> dict[int, float]:
+    """Return step -> hours of training until then, without what lay between sessions. points: with `step` and `time`."""
+    gaps = [b.time - a.time for a, b in pairwise(points)]
+    # And a minute: of steps of milliseconds a validation takes so many times as long.
+    most = PAUSE * statistics.median_high(gaps) + 60 if gaps else 0.0
+    elapsed, found, before = 0.0, {}, None
+    for point in points:
+        if before is not None and 0 < point.time - before <= most:
+            elapsed += point.time - before
+        before = point.time
+        found[point.step] = elapsed / 3600
+    return found
+
+
 class _Curves:
     """The stretches of a run's series, each read once: of a long run that is most of what a page takes."""
 
@@ -69,6 +108,7 @@ class _Curves:
 
     def __getitem__(self, name: str) -> list[Stretch]:
         if name not in self._known:
+            # The clock and the charts want some of the same series.
             self._known[name] = stretches(self._metrics, name, self._points)
         return self._known[name]
 
@@ -91,7 +131,9 @@ def _charts(run: RunFolder, metrics: MetricsReader, curves: _Curves) -> list[dic
 def _clock(run: RunFolder, curves: _Curves) -> list[list[float | None]]:
     plan = run.manifest.get("plan") or {}
     batch = float((plan.get("layout") or {}).get("batch_tokens") or 0.0)
+    # High: of points that are drawn together the last one is the dearest.
     money = {s.step: s.high for s in curves["dollars"]}
+    # Dollars are logged from the first step on; before that nothing was spent, but where there is no price nothing is known.
     known: float | None = 0.0 if money else None
     found: list[list[float | None]] = []
     for step, hours in pace(curves["loss"] or curves["step_seconds"]).items():

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from windtunnel.run import EVALUATION
 
-from .report_model import Sample
 from .text import share
 
 MOST_SAMPLES, MOST_WRONG = 4, 3
@@ -17,11 +17,21 @@ LONGEST = 1500
 """Letters of a sample."""
 
 
+@dataclass(frozen=True)
+class Sample:
+    """A prompt and what the model made of it."""
+
+    prompt: str
+    text: str
+    note: str = ""
+
+
 def evaluation_of(folder: Path) -> tuple[list[tuple[str, str, str]], list[Sample]]:
     """Return rows (name, value, explanation) and samples; none where a run was not evaluated, or its file cannot be read."""
     try:
         told: dict[str, Any] = json.loads((folder / EVALUATION).read_text(encoding="utf-8"))
         return list(_rows(told)), list(_samples(told))
+    # Versions differ in what they write; a page without it is better than none.
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return [], []
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from windtunnel.run import apart
 
-from .curves import chart_of
-from .report_model import Curve
+from .curves import Curve, chart_of
 
 
 @dataclass(frozen=True)
@@ -34,6 +33,7 @@ class FlopMatchedPart:
 def flop_matched_part(folder: Path) -> FlopMatchedPart | None:
     """Return the comparison of a run's folder; None where there is none, or none that can be read."""
     found = None
+    # As of an evaluation: what an older version wrote may lack something.
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
         found = _part(json.loads((folder / "flop_matched.json").read_text(encoding="utf-8")))
     return found

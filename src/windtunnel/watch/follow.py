@@ -57,6 +57,7 @@ def read_snapshot(run: Path | RunFolder) -> Snapshot:
         step = max((p.step for p in latest.values()), default=0)
         losses = stretches(reader, "loss", MOST_LOSSES)
         steps = losses or stretches(reader, "step_seconds", MOST_LOSSES)
+        # Twice as many steps: not every step need have a point.
         seconds = reader.series("step_seconds", since=step - 2 * RECENT_STEPS)
         events = reader.events(last=200)
         quiet = silence(run.path, reader) if phase == "training" else None
@@ -64,7 +65,9 @@ def read_snapshot(run: Path | RunFolder) -> Snapshot:
     values = {name: point.value for name, point in latest.items()}
     spent = load_spent(run.spent_path)  # more than the last step saw, once held-out answers or a checkpoint came after it
     total = _total(latest, step)
-    left = None if total is None or not seconds or phase != "training" else (total - step) * _recent([p.value for p in seconds])
+    left = None
+    if total is not None and seconds and phase == "training":
+        left = (total - step) * statistics.median(point.value for point in seconds[-RECENT_STEPS:])
     return Snapshot(
         step=step,
         total_steps=total,
@@ -117,6 +120,7 @@ def _total(latest: Mapping[str, Point], step: int) -> int | None:
     progress = latest.get("progress")
     if progress is None or not progress.value > 0:
         return None
+    # The horizon is not logged, and follows from the share of it that is done.
     return max(step, round(progress.step / progress.value))
 
 
@@ -125,12 +129,9 @@ def _elapsed(points: Sequence[Stretch]) -> float:
     gaps = [after.time - before.time for before, after in itertools.pairwise(points)]
     if not gaps:
         return 0.0
+    # A validation or a save is part of stepping; a night between two sessions is not.
     longest = 60.0 + 20 * statistics.median(gaps)
     return sum(gap if gap < longest else statistics.median(gaps) for gap in gaps)
-
-
-def _recent(seconds: list[float]) -> float:
-    return statistics.median(seconds[-RECENT_STEPS:])
 
 
 def _memory_limit(latest: Mapping[str, Point]) -> float | None:

@@ -49,6 +49,7 @@ def grouped(names: Iterable[str]) -> tuple[list[tuple[str, list[str]]], list[str
 
 def _told_apart(names: list[str]) -> list[str]:
     """Return as many series as can be told apart by their colours, in order: the first, the last and some between."""
+    # step_10 after step_9.
     names = sorted(names, key=lambda name: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)])
     if len(names) <= MOST_CURVES:
         return names

@@ -18,6 +18,7 @@ from .text import chain, count, dollars, duration, number, share
 
 REFRESHES_PER_SECOND = 4
 PLAIN_SECONDS = 5.0
+# What a log is better without: escapes that set colours.
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -28,9 +29,9 @@ class TerminalView:
     Use as a context manager or call `close`; the terminal is restored on exit and exceptions either way.
     """
 
-    def __init__(self, stream: Any = None, *, force_plain: bool = False) -> None:
+    def __init__(self, stream: Any = None) -> None:
         self._stream: Any = stream or sys.stdout
-        self._plain = PlainLines(self._stream) if force_plain or not self._stream.isatty() else None
+        self._plain = PlainLines(self._stream) if not self._stream.isatty() else None
         self._live: Any = None
         self._now = Snapshot()
 
@@ -76,6 +77,7 @@ class TerminalView:
             console=console,
             refresh_per_second=REFRESHES_PER_SECOND,
             get_renderable=lambda: screen(self._now, console.width),
+            # What others print meanwhile goes above the screen, where it does not tear it.
             redirect_stdout=self._stream is sys.stdout,
             redirect_stderr=False,
         )
@@ -134,6 +136,7 @@ def training_view(*, as_json: bool = False) -> TerminalView | SupervisedView | J
     """Return the view for a process that trains. Whatever becomes of its output, it neither fails nor waits."""
     channel = Channel.inherited()
     if as_json:
+        # To whoever reads standard output, even where the supervisor has a terminal.
         return JsonLines(SafeStream(sys.stdout))
     if channel is not None and channel.terminal is not None:
         return SupervisedView(channel)
@@ -155,12 +158,14 @@ class PlainLines:
     def update(self, now: Snapshot) -> None:
         """Print the moment if it is due; new alerts at once."""
         clock = time.monotonic()
+        # Once, since a log is read from its beginning.
         if self._last is None and now.title:
             self._print(now.title)
         for level, message, advice in now.alerts:
             if f"{level}: {message}" not in self._said:
                 self.say(f"{level}: {message}" + (f"\n  {advice}" if advice else ""))
         tenth = int(10 * (now.progress or 0.0))
+        # A fiftieth of what has passed: some hundreds of lines, however long the run is.
         pause = max(PLAIN_SECONDS, (clock - self._began) / 50)
         if self._last is None or now.phase != self._last.phase or tenth != self._tenth or clock - self._printed >= pause:
             self._print(plain_line(now))

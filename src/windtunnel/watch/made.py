@@ -37,6 +37,7 @@ def stages_of(run: RunFolder) -> list[dict[str, Any]]:
     runs = {item.path.name: item for item in list_runs(run.path.parent) if item.recipe == run.manifest.get("recipe")}
     before = {name: _before(item.path) for name, item in runs.items()}
     chain, name = {run.path.name}, before.get(run.path.name)
+    # Backwards to the first stage, then forwards to those that follow any of them: a stage may have been run twice.
     while name in runs and name not in chain:
         chain.add(name)
         name = before.get(name)
@@ -63,6 +64,7 @@ def _of_round(run: Path) -> tuple[str, list[dict[str, Any]]]:
     with contextlib.suppress(OSError, ValueError):
         told = [json.loads(line) for line in files[-1].read_text(encoding="utf-8").splitlines()] if files else []
     known = sorted((one for one in told if _number(one.get("reward"))), key=lambda one: -float(one["reward"]))
+    # The ends tell most: what is rewarded, and what is not.
     shown = known if len(known) <= MOST else [*known[: MOST // 2], *known[-(MOST // 2) :]]
     number = int(files[-1].stem.partition("-")[2]) if files else 0
     return f"Round {number:,}: best and worst answers", [

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import json
-import os
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from windtunnel.files import write_atomic
 from windtunnel.recipe import UserError
 
 from .live import finite
@@ -43,6 +42,7 @@ def template(name: str) -> Any:
 
 def script_source() -> str:
     """Return what a Content-Security-Policy calls the script of a page, so that no other runs in it."""
+    # By its hash, so that no other script runs, whatever text a run's recipe or samples hold.
     return f"'sha256-{base64.b64encode(hashlib.sha256(_script().encode()).digest()).decode()}'"
 
 
@@ -50,6 +50,7 @@ def _drawing(curves: dict[str, Any]) -> Any:
     """Return the elements that hold a page's curves and draw them. Text of a run can end neither of them."""
     from markupsafe import Markup
 
+    # A '<' could begin </script> or <!--, which end or change the element whatever JSON says.
     data = json.dumps(finite(_short(curves)), allow_nan=False, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     return Markup(f'<script type="application/json" id="curves">{data}</script>\n<script type="module">{_script()}</script>')
 
@@ -69,6 +70,7 @@ def _script() -> str:
 def _short(value: Any) -> Any:
     """Return numbers with six digits: no reader sees more, and a page has thousands."""
     if isinstance(value, float):
+        # As shortest text: the digits behind are most of a page's bytes.
         return float(f"{value:.6g}")
     if isinstance(value, dict):
         return {key: _short(item) for key, item in value.items()}
@@ -83,13 +85,9 @@ def save(path: Path, page: str) -> Path:
     Raises:
         UserError: the file cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_text(page, encoding="utf-8")
-        temporary.replace(path)
+        write_atomic(path, page, durable=False)
     except OSError as error:
-        with contextlib.suppress(OSError):  # on a read-only disk not even what is not there can be removed
-            temporary.unlink()
         raise UserError(
             f"report {path} cannot be written: {error.strerror or error}", "name a file in a folder that is there and yours"
         ) from None

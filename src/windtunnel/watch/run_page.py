@@ -12,11 +12,10 @@ from windtunnel.recipe import dump_recipe
 from windtunnel.run import MetricsReader, RunFolder, compare_expected
 
 from .curves import drawn
-from .evaluated import evaluation_of
+from .evaluated import Sample, evaluation_of
 from .flop_matched import flop_matched_part
 from .follow import read_snapshot
 from .page import save, template
-from .report_model import Sample
 from .snapshot import Snapshot
 from .supervision import PLACE, supervision_charts, supervision_curves
 from .text import chain, count, dollars, duration, number, share
@@ -66,17 +65,13 @@ class RunPage:
     recipe: str = ""
 
 
-def write_run_page(folder: Path, to: Path | None = None) -> Path:
-    """Write the page of a running or finished run and return its path.
-
-    Args:
-        folder: of the run.
-        to: the file; None: report.html in the run's folder.
+def write_run_page(folder: Path) -> Path:
+    """Write report.html of a running or finished run into its folder and return its path.
 
     Raises:
         UserError: not a run folder, damaged metrics, or the file cannot be written.
     """
-    return save(to or RunFolder.open(folder).report_path, run_page(folder))
+    return save(RunFolder.open(folder).report_path, run_page(folder))
 
 
 def run_page(folder: Path) -> str:
@@ -87,6 +82,7 @@ def run_page(folder: Path) -> str:
     status, _, reason = now.phase.partition(": ")
     failed = [str(gate["name"]) for gate in run.manifest.get("gates") or [] if not gate["held"]]
     page = RunPage(
+        # A screen's title ends with the folder, which stands below the page's.
         title=now.title.split("  /")[0],
         subtitle=str(run.path),
         status=f"{status}, gate failed: {', '.join(failed)}" if failed else status,
@@ -102,6 +98,7 @@ def run_page(folder: Path) -> str:
     )
     matched = flop_matched_part(run.path)
     curves = curves_of(run, [matched.chart] if matched else [])
+    # Only then has the page a part on recursion.
     supervised = any(chart.get("place") == PLACE for chart in curves["charts"])
     shown = {"runs": [curves]} if curves["charts"] else None
     text = template("run.html").render(report=page, curves=shown, supervised=supervised, flop_matched=matched)
@@ -161,7 +158,7 @@ def _planned(text: str, measured: float | None, planned: float | None) -> str:
 
 def _figures(now: Snapshot, plan: dict[str, Any], speed: float | None) -> list[tuple[str, str, str]]:
     hours, rate, spent = plan.get("hours"), plan.get("tokens_per_second"), plan.get("dollars")
-    took = duration(now.elapsed)
+    took, mfu = duration(now.elapsed), "" if now.mfu is None else f"MFU {share(now.mfu)}"
     money = [_planned(dollars(spent), None, spent), f"budget {dollars(now.dollars_budget)}" if now.dollars_budget else ""]
     rows = [
         ("steps", f"{now.step:,}" + (f" of {now.goal:,}" if now.goal else ""), ""),
@@ -178,15 +175,15 @@ def _figures(now: Snapshot, plan: dict[str, Any], speed: float | None) -> list[t
     if now.bpb_steps[1:]:
         rows.append(("bits per byte, by step", chain(now.bpb_steps), "of held-out text, after each supervision step"))
     rows += [
-        ("tokens per second", count(speed), _joined("median", _planned(count(rate), speed, rate), _mfu(now))),
+        (
+            "tokens per second",
+            count(speed),
+            _joined("median", _planned(count(rate), speed, rate), mfu),
+        ),
         ("peak memory", "-" if now.memory_gib is None else f"{now.memory_gib:.1f} GiB", "of a GPU"),
         ("spent", dollars(now.dollars), _joined(*money)),
     ]
     return [row for row in rows if row[1] != "-"]
-
-
-def _mfu(now: Snapshot) -> str:
-    return "" if now.mfu is None else f"MFU {share(now.mfu)}"
 
 
 def _joined(*parts: str) -> str:

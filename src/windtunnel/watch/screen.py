@@ -42,6 +42,7 @@ def console_on(stream: Any) -> Console:
 
 def screen(now: Snapshot, width: int) -> RenderableType:
     """Return the whole view, at most 100 columns wide and some 15 lines high."""
+    # Borders and padding; longer lines than 100 are hard to read.
     inner = min(width, 100) - 4
     parts: list[RenderableType] = [
         _progress(now, inner),
@@ -110,6 +111,7 @@ def _figures(now: Snapshot) -> Table:
 
 
 def _value(label: str, text: str, now: Snapshot) -> Text:
+    # As the band of dollars: a percent over the budget is a wavering forecast.
     over = label == "forecast" and now.dollars_budget is not None and (now.dollars_forecast or 0.0) > now.dollars_budget * 1.01
     return Text(text, style="bold red" if over else "bold")
 

@@ -71,5 +71,6 @@ def as_snapshot(value: Snapshot | dict[str, Any]) -> Snapshot:
     """Return a Snapshot from itself or from a mapping with its fields; other keys are ignored."""
     if isinstance(value, Snapshot):
         return value
+    # The training room, which must not import this one, hands over a plain mapping, perhaps with more.
     names = {f.name for f in fields(Snapshot)}
     return Snapshot(**{key: item for key, item in value.items() if key in names})

@@ -4,19 +4,39 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from windtunnel.run import MetricsReader, Point, of_step
 
-from .curves import chart_of
+from .curves import Curve, chart_of
 from .groups import MOST_CURVES
-from .report_model import Curve, SupervisionCurves
 
 SMOOTHED = 100  # points that a noisy series is averaged into
 PLACE = "supervision"
 SHARES = 40  # likewise of a series that is 0 or 1
 
 Points = list[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class SupervisionCurves:
+    """Losses after each supervision step, over the steps of a run; see `supervision_curves`.
+
+    Attributes:
+        training, held_out: true cross-entropy (nats per token) after each supervision step.
+        refinement: percent by which the last of these is below the first.
+        order: percent of the steps around in which each is below the one before.
+        solved: percent of training samples (puzzles) answered wholly right after each supervision step.
+        uniform: loss of a model that knows nothing; None: not known.
+    """
+
+    training: list[Curve]
+    held_out: list[Curve] = field(default_factory=list)
+    refinement: list[Curve] = field(default_factory=list)
+    order: list[Curve] = field(default_factory=list)
+    solved: list[Curve] = field(default_factory=list)
+    uniform: float | None = None
 
 
 def supervision_curves(metrics: MetricsReader, vocab: int | None = None) -> SupervisionCurves | None:
@@ -35,6 +55,7 @@ def supervision_curves(metrics: MetricsReader, vocab: int | None = None) -> Supe
         Curve("training", smoothed(_points(metrics.series("refinement")))),
         Curve("held-out", _refinement(held_out)),
     ]
+    # Of each step it is 0 or 1: only means over several are a curve.
     order = smoothed(_points(metrics.series("supervision_order")), SHARES)
     return SupervisionCurves(
         training=_named([smoothed(points) for points in training]),
@@ -82,6 +103,7 @@ def _points(series: Sequence[Point]) -> Points:
 
 def _named(steps: list[Points], most: int = MOST_CURVES) -> list[Curve]:
     """Return as many of them as can be told apart: the first, the last and some between."""
+    # A chart has as many colours.
     count = min(len(steps), most)
     chosen = sorted({round(i * (len(steps) - 1) / max(1, count - 1)) for i in range(count)})
     return [Curve(f"after step {i}", steps[i]) for i in chosen]

@@ -30,6 +30,7 @@ class Tail:
     def pass_on(self, to: IO[str], *, last: bool = False) -> None:
         """Write what is new; a line that is not whole waits for its end, but where this is the `last` look."""
         with contextlib.suppress(FileNotFoundError):
+            # The same name and another file: it was rotated, and the old one may have lines that were not read yet.
             if self._file is None or os.fstat(self._file.fileno()).st_ino != self._path.stat().st_ino:  # first, or rotated
                 fresh = open(self._path, encoding="utf-8", errors="replace")  # noqa: SIM115 - closed below
                 if self._file is None:
@@ -69,6 +70,7 @@ def follow_logs(
     tails: dict[Path, Tail] = {}
     try:
         while True:
+            # Before reading: what it prints last, after this look, is then read by the next one.
             live = is_live(folder)
             for path, before in find().items():
                 tail = tails.setdefault(path, Tail(path, before, known.get(path, 0)))

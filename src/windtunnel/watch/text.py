@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 _BARS = "▁▂▃▄▅▆▇█"
+# Decimal, as parameters and tokens are counted.
 _SCALES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 
 

@@ -116,6 +116,7 @@ class Pages:
         """Give a link, which cannot carry the token, an address that is good for a minute."""
         name, now = request.path_params["name"], time.monotonic()
         self._board.folder(name)
+        # Old ones go whenever a new one is made: nobody else looks after them.
         self._tickets = {key: value for key, value in self._tickets.items() if value[0] > now}
         ticket = secrets.token_urlsafe(24)
         self._tickets[ticket] = (now + TICKET_SECONDS, name)
@@ -144,10 +145,12 @@ class Pages:
             since = tail["last"]
             return found
 
+        # Without the time of looking, which is another every second.
         return _stream(self._news(look, lambda news: {**news, "moment": {**news["moment"], "at": 0}, "series": None}))
 
     async def _news(self, look: Callable[[], Any], essence: Callable[[Any], Any] = lambda news: news) -> AsyncIterator[str]:
         """Yield what a look finds, whenever its essence has changed, as server-sent events, until the server ends."""
+        # A stream that says nothing for long is cut by proxies, and a browser cannot tell that its server has gone.
         before, said = None, time.monotonic()
         while not self._ending.is_set():
             try:
