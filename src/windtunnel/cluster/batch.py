@@ -13,30 +13,32 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
 from windtunnel.files import write_atomic
 from windtunnel.recipe import UserError
-from windtunnel.run import STARTED, STOP_FILE
+from windtunnel.run import JOB_VARIABLE, STARTED, STOP_FILE
 
 from . import scheduler
 from .chain import next_move
-from .job import RECIPE, SCRIPT, TEMPORARY, Attempt, SlurmJob, State, environment_of
+from .job import RECIPE, SCRIPT, TEMPORARY, Attempt, SlurmJob, State
 from .nodes import everywhere, judge, read_reports, serve_clock, table, waited_for
-from .ray_cluster import RayCluster
+from .ray_cluster import TICK, RayCluster, ticks
+from .ray_node import end_process
 
-TICK = 0.2
+# Links alone have 100 (`probe.LINK_SECONDS`), and Python starts slowly from a shared disk.
 PROBE_SECONDS = 150.0
 """For all nodes to report, links included."""
-TELL_SECONDS = 15.0
-"""After which it is told who is waited for, and again after as many."""
+END_SECONDS = 10.0
+"""Between SIGTERM and SIGKILL."""
 CLEAN_SECONDS = 20.0
 """For the other nodes to remove their temporary folders."""
 WORDS_SECONDS = 3.0
 """A run that trains reads within a second who asked it to stop; one that does not train yet is sent a signal after these."""
+# USR1 is what the script asks Slurm for before the time limit; TERM is scancel, preemption and shutdown.
 SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 _CODES = {"done": 0, "failed": 1, "stopped": 3, "again": 0}
 
@@ -50,12 +52,13 @@ class Allocation:
     batch: bool
 
     @classmethod
-    def here(cls, environment: Mapping[str, str] = os.environ) -> Allocation:
+    def here(cls) -> Allocation:
         """Return the allocation that this process runs in. Raises UserError where it runs in none."""
-        number, nodes = environment.get("SLURM_JOB_ID"), environment.get("SLURM_JOB_NODELIST")
+        number, nodes = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_JOB_NODELIST")
         if not number or not nodes:
             raise UserError("this is for a job of Slurm: SLURM_JOB_ID is not set", "windtunnel launch RECIPE --to slurm")
-        return cls(number, tuple(scheduler.host_names(nodes)), _is_batch(environment))
+        # A batch step has a script that can run again; a shell that salloc started has none.
+        return cls(number, tuple(scheduler.host_names(nodes)), os.environ.get("ENVIRONMENT") == "BATCH")
 
 
 def run_job(path: Path) -> int:
@@ -77,15 +80,16 @@ class Driver:
 
     def run(self) -> int:
         """Do everything; returns the exit code."""
+        # The nodes are paid for while they are checked, so the budget counts from here.
         os.environ.setdefault(STARTED, repr(time.time()))
-        os.environ.update(environment_of(self.job))
+        os.environ[JOB_VARIABLE] = str(self.job.path)  # by which runs know the job that made them
         with self._signals():
             attempt = self._begin()
             try:
                 self._attempt(attempt)
             except UserError as error:
                 attempt.code, attempt.reason = error.exit_code, error.message
-                say(f"error: {error.message}" + (f"\n  fix: {error.fix}" if error.fix else ""))
+                say(f"error: {error}")
             finally:
                 self._clean()
             return self._end(attempt)
@@ -119,6 +123,7 @@ class Driver:
 
     def _attempt(self, attempt: Attempt) -> None:
         before = self._state.attempts[:-1]
+        # A SIGKILL or a dead node cannot write what follows: the next attempt judges for it.
         if before and before[-1].code is None and not before[-1].bad:
             move = next_move(before)  # one that was lost has not judged itself
             if move.kind == "failed":
@@ -141,6 +146,7 @@ class Driver:
         spec, logs = self.job.spec, self.job.path / "nodes" / str(len(self._state.attempts))
         cluster = RayCluster(spec.python, self.given.nodes, spec.gpus_per_node, logs)
         try:
+            # BaseException: a signal too must not leave Ray behind on the nodes.
             missing = cluster.up(say, lambda: self.asked)
         except BaseException:
             cluster.down()
@@ -168,14 +174,13 @@ class Driver:
         ]
         with serve_clock(folder), open(folder / "srun.log", "wb") as log:
             child = subprocess.Popen(step, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-            began = told = time.monotonic()
-            while child.poll() is None and self.asked is None and time.monotonic() < began + PROBE_SECONDS:
-                time.sleep(TICK)
-                if time.monotonic() - told >= TELL_SECONDS:
-                    told = time.monotonic()
+            for passed, telling in ticks(PROBE_SECONDS):
+                if child.poll() is not None or self.asked is not None:
+                    break
+                if telling:
                     who = waited_for(self.given.nodes, read_reports(folder))
-                    say(f"waiting for {who}; {told - began:.0f} of {PROBE_SECONDS:.0f} s")
-            end_process(child)
+                    say(f"waiting for {who}; {passed:.0f} of {PROBE_SECONDS:.0f} s")
+            end_process(child, END_SECONDS)
         if self.asked is not None:
             return
         verdicts = judge(self.job.spec, self.given.nodes, read_reports(folder))
@@ -193,7 +198,7 @@ class Driver:
         try:
             self.wait_for(child)
         finally:
-            end_process(child)
+            end_process(child, END_SECONDS)
             attempt.code = child.returncode
         runs = self.job.runs()
         if runs:
@@ -221,6 +226,7 @@ class Driver:
                     write_atomic(run.path / STOP_FILE, by + "\n")
         elif self._told is None and self._signal is not None:
             self._told = now
+        # Once is enough, and a process that is ending need not be told again.
         if self._told is not None and now >= self._told and not self._signalled:
             self._signalled = True
             with contextlib.suppress(ProcessLookupError):
@@ -256,9 +262,11 @@ class Driver:
     def _end(self, attempt: Attempt) -> int:
         """Decide what follows, and do it; returns the exit code."""
         attempt.ended, attempt.signal, attempt.after = time.time(), self._signal, self.job.progress()
+        # Code 3 is what training ends with when it was asked to and has saved; here it had not begun.
         if attempt.code is None and self._signal is not None:
             attempt.code = 3  # nothing was begun that could be saved
         move = next_move(self._state.attempts, self.job.stop)
+        # Kept over attempts: a broken GPU seldom mends itself, and the scheduler hands out the same node again.
         self._state.excluded = sorted({*self._state.excluded, *attempt.bad})
         if move.kind != "again":
             self._state.end = (move.kind, move.why)
@@ -292,6 +300,7 @@ class Driver:
             if self._state.excluded:
                 self._exclude()
             return 0
+        # Some clusters forbid requeue (JobRequeue=0): another job then waits for the end of this one.
         say(f"requeue: {refused}; a job that follows this one is submitted")
         options = [f"--dependency=afterany:{self.given.id}"]
         options += [f"--exclude={','.join(self._state.excluded)}"] if self._state.excluded else []
@@ -320,24 +329,9 @@ class Driver:
 
 def say(text: str) -> None:
     """Print a line of the job's own."""
+    # The log's disk may be full, and standard output closed; the job goes on.
     with contextlib.suppress(OSError, ValueError):
         print(f"[job] {text}", flush=True)
-
-
-def end_process(process: subprocess.Popen[bytes], seconds: float = 10.0) -> None:
-    """End a process that still runs: SIGTERM, then SIGKILL."""
-    if process.poll() is None:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(seconds)
-    if process.poll() is None:
-        process.kill()
-    process.wait()
-
-
-def _is_batch(environment: Mapping[str, str]) -> bool:
-    """Whether this is a batch step, which has a script, rather than a shell that salloc started."""
-    return environment.get("ENVIRONMENT") == "BATCH"
 
 
 def _given_excludes(script: Path) -> Sequence[str]:
@@ -352,5 +346,5 @@ def main() -> int:
     try:
         return run_job(Path(sys.argv[1]))
     except UserError as error:
-        print(f"error: {error.message}" + (f"\n  fix: {error.fix}" if error.fix else ""), file=sys.stderr, flush=True)
+        print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code

@@ -41,6 +41,7 @@ class BatchScript:
     @property
     def gpus_per_node(self) -> int | None:
         """GPUs of each node; None where the script does not say."""
+        # Whichever is given; --gpus is of the whole job.
         for name, split in (("gpus-per-node", 1), ("gres", 1), ("gpus", self.nodes or 1)):
             count = _gpus(self.options.get(name, ""), name == "gres")
             if count is not None:
@@ -107,6 +108,7 @@ def parse_time(text: str) -> float | None:
 
 def _line(script: BatchScript, number: int, line: str) -> None:
     where = f"{script.path}:{number}"
+    # sbatch stops reading options at the first command, without a word.
     if line.startswith("#SBATCH") and not script.commands:
         _options(script, number, line.removeprefix("#SBATCH"))
     elif line.startswith("#SBATCH"):
@@ -114,6 +116,7 @@ def _line(script: BatchScript, number: int, line: str) -> None:
         script.problems.append((what, "move it to the top of the script"))
     elif line.startswith("#"):
         word = re.match(r"#+\s*([A-Za-z]+)\s+-", line)
+        # #SBTACH and # SBATCH are comments to Slurm, and the option that stands there is silently missing.
         if word and difflib.SequenceMatcher(None, word[1].upper(), "SBATCH").ratio() > 0.7 and not line.startswith("##"):
             script.problems.append(
                 (f"{where}: {line.strip()} is a comment for sbatch", "write it as: #SBATCH " + line[word.end() - 1 :])
@@ -160,6 +163,7 @@ def _option(script: BatchScript, number: int, word: str, name: str, value: str) 
     problem = value_problem(name, value)
     if problem is not None:
         script.problems.append((f"{where}: {problem[0]}", problem[1]))
+        # With a variable in it the value is wrong, but the option was meant, and others are judged beside it.
         if "$" not in value:
             return
     if script.options.get(name, value) != value:

@@ -10,6 +10,7 @@ from windtunnel.run import interrupted
 
 from .job import Attempt
 
+# One may be bad luck; the second in a row that saves nothing would go on for ever.
 MOST_WITHOUT_PROGRESS = 2
 """So many attempts in a row that saved no later step end the chain."""
 MOST_WITHOUT_TRAINING = 5
@@ -39,6 +40,7 @@ def next_move(attempts: Sequence[Attempt], stop: str | None = None) -> Move:
         return _after_bad_nodes(attempts)
     why = _why(last)
     idle = 0
+    # Attempts with bad nodes trained nothing, and are counted by themselves.
     for attempt in reversed([attempt for attempt in attempts if not attempt.bad]):
         if attempt.moved:
             break

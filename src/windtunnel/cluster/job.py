@@ -22,7 +22,7 @@ from pathlib import Path
 
 from windtunnel.files import write_atomic, write_json
 from windtunnel.recipe import UserError
-from windtunnel.run import JOB_VARIABLE, RunFolder, RunSummary, list_runs
+from windtunnel.run import RunFolder, RunSummary, list_runs
 
 FOLDER = "slurm"
 SPEC, STATE, SCRIPT, RECIPE, STOP, SUBMITTED, OUTPUT = (
@@ -93,6 +93,7 @@ class Attempt:
     @property
     def moved(self) -> bool:
         """Whether a later checkpoint was there at its end than at its beginning."""
+        # More runs count before steps: a new stage begins at step 0. Tuples, since JSON gave lists.
         return tuple(self.after or self.before) > tuple(self.before)
 
 
@@ -118,6 +119,7 @@ class SlurmJob:
         """Read a job's folder. Raises UserError."""
         try:
             data = json.loads((path / SPEC).read_text(encoding="utf-8"))
+            # JSON has lists where the spec has tuples.
             lists = {key: tuple(value) for key, value in data.items() if isinstance(value, list)}
             return cls(path.resolve(), JobSpec(**{**data, **lists}))
         except (OSError, ValueError, TypeError) as error:
@@ -157,6 +159,7 @@ class SlurmJob:
     def id(self) -> str | None:
         """Slurm's number of what runs or waits now, or ran last; None before it was submitted."""
         state = self.state
+        # Where a job cannot be requeued, another one follows under its own number.
         if state.successor:
             return state.successor
         if state.attempts:
@@ -209,12 +212,8 @@ def jobs_under(root: Path) -> Iterator[SlurmJob]:
             yield SlurmJob.open(path.parent)
 
 
-def environment_of(job: SlurmJob) -> dict[str, str]:
-    """Return the variable by which runs know the job that made them."""
-    return {JOB_VARIABLE: str(job.path)}
-
-
 def _saved(run: Path) -> int:
     """Return the step of the newest checkpoint that is listed; -1: there is none."""
+    # checkpoint.json is written last: a folder without it is half a checkpoint.
     found = [_STEP.fullmatch(path.parent.name) for path in run.glob("checkpoints/step-*/checkpoint.json")]
     return max((int(match[1]) for match in found if match), default=-1)

@@ -15,6 +15,7 @@ from .probe import addresses
 
 SECONDS = 80
 REPEATS = 5
+# Large enough that bandwidth decides and not latency; gloo's go over Ethernet.
 BYTES = {"nccl": 256 * 2**20, "gloo": 16 * 2**20}
 
 
@@ -31,6 +32,7 @@ def main() -> None:
     store = _store(dist, meeting, rank, world)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=SECONDS))
     told = {"ranks": world, "backend": backend, "all_gbs": _measure(dist, torch, None, world, rank, device, BYTES[backend])}
+    # Within a node too, over NVLink: where that is slow, the sum over all nodes does not tell which.
     if 1 < local < world:
         groups = [dist.new_group(list(range(first, first + local))) for first in range(0, world, local)]
         told["node_gbs"] = _measure(dist, torch, groups[rank // local], local, rank % local, device, BYTES[backend])
@@ -43,6 +45,7 @@ def _store(dist: Any, meeting: Path, rank: int, world: int) -> Any:
     """Return the store at which all ranks meet: rank 0 opens it at a free port and writes down where."""
     limit = timedelta(seconds=SECONDS)
     if rank == 0:
+        # Port 0: any fixed one may be taken.
         store = dist.TCPStore("0.0.0.0", 0, world, is_master=True, timeout=limit, wait_for_workers=False)
         write_json(meeting, {"addresses": addresses(), "port": store.port}, durable=False)
         return store
@@ -62,6 +65,7 @@ def _store(dist: Any, meeting: Path, rank: int, world: int) -> Any:
 
 def _measure(dist: Any, torch: Any, group: Any, count: int, rank: int, device: Any, size: int) -> float:
     """Return GB/s of the all-reduce's bus, as nccl-tests counts it; every rank's part arrived, or SystemExit."""
+    # First whether the sum is right at all: a broken link may be fast.
     known = torch.full((1024,), float(rank + 1), device=device)
     dist.all_reduce(known, group=group)
     if not bool((known == count * (count + 1) / 2).all()):
@@ -76,6 +80,7 @@ def _measure(dist: Any, torch: Any, group: Any, count: int, rank: int, device: A
     if device.type == "cuda":
         torch.cuda.synchronize()
     seconds = (time.perf_counter() - began) / REPEATS
+    # Bus bandwidth: each byte crosses a ring 2 (n - 1) / n times, so that numbers of different sizes compare.
     return float(2 * (count - 1) / count * size / seconds / 1e9)
 
 

@@ -48,6 +48,7 @@ class JobLine:
 def list_jobs(root: Path) -> list[JobLine]:
     """Return the jobs of a folder of runs, the newest first. Slurm is asked once, and only where one may still wait or run."""
     jobs = list(jobs_under(root))
+    # Asking for each would be a command a job; clusters ask not to poll squeue.
     open_ids = [job.id for job in jobs if job.state.end is None and job.id is not None]
     known: dict[str, Standing] | None = {}
     try:
@@ -80,6 +81,7 @@ def stop_job(job: SlurmJob, say: Callable[[str], None], *, kill: bool = False) -
         UserError: its folder cannot be written, or Slurm refuses.
     """
     by = f"windtunnel stop, by {_user()} on {socket.gethostname()}"
+    # First in the folder, so that the job does not come back whatever Slurm does.
     job.ask_to_stop(by)
     if job.id is None:
         return by
@@ -97,6 +99,7 @@ def stop_job(job: SlurmJob, say: Callable[[str], None], *, kill: bool = False) -
         job.save(state)
         say(f"cancelled Slurm job {job.id}, which {'ran' if standing.state == 'RUNNING' else 'waited'}")
     else:
+        # To the batch step alone: srun's tasks would die of it.
         scheduler.signal_batch(job.id, "USR1")
         say(f"asked Slurm job {job.id} on {standing.nodes} to save and end")
     return by

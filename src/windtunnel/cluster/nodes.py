@@ -22,6 +22,7 @@ from .probe import CLOCK, addresses
 MOST_SKEW = 5.0
 """Seconds between clocks above which leases, budgets and the order of files can no longer be trusted."""
 WARN_SKEW = 1.0
+# The driver and a desktop take some hundreds; more is another program.
 MOST_USED_MIB = 1024
 """Of a GPU's memory, used by somebody else."""
 SLOW = 0.5
@@ -115,6 +116,7 @@ def read_reports(folder: Path) -> dict[str, dict[str, Any]]:
     for path in folder.glob("*.json"):
         with contextlib.suppress(OSError, ValueError):
             report = json.loads(path.read_text(encoding="utf-8"))
+            # clock.json and links.json lie beside the reports.
             if "phase" in report:
                 found[report["node"]] = report
     return found
@@ -130,6 +132,7 @@ def waited_for(nodes: Sequence[str], reports: Mapping[str, Mapping[str, Any]]) -
 @contextlib.contextmanager
 def serve_clock(folder: Path, now: Callable[[], float] = time.time) -> Iterator[None]:
     """Tell this process's time to the nodes that ask; where to ask stands in the folder."""
+    # All nodes ask within the same second.
     with socket.create_server(("0.0.0.0", 0), backlog=256) as server:
         write_json(folder / CLOCK, {"addresses": addresses(), "port": server.getsockname()[1]}, durable=False)
         threading.Thread(target=_answer, args=(server, now), name="clock", daemon=True).start()
@@ -209,6 +212,7 @@ def _clock(report: Mapping[str, Any], verdict: NodeVerdict) -> None:
         verdict.cells["clock"] = "unknown"
         verdict.problems.append((_OWN, told["problem"]))
         return
+    # A question's way there and back may hide half of its time: only what is beyond that is sure.
     offset, sure = told["offset"], max(0.0, abs(told["offset"]) - told["uncertain"])
     verdict.cells["clock"] = f"{offset:+.3f} s"
     if sure > MOST_SKEW:
@@ -222,6 +226,7 @@ def _usual(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return what most nodes have: versions, processor, models' files, and the median of their links."""
 
     def most(values: Sequence[Any]) -> Any:
+        # The majority is right about versions: one node that was updated late is the odd one.
         return Counter(values).most_common(1)[0][0] if values else None
 
     packages = {name for report in reports for name in report["versions"]}

@@ -36,6 +36,7 @@ _GPU_FIELDS = (
     "index", "name", "memory.used", "ecc.errors.uncorrected.volatile.total", "retired_pages.pending", "remapped_rows.pending",
     "remapped_rows.failure",
 )  # fmt: skip
+# NVIDIA's driver reports a broken GPU as an Xid (docs.nvidia.com/deploy/xid-errors).
 _XID = re.compile(r"\[\s*(\d+(?:\.\d+)?)\].*NVRM: Xid \(([^)]+)\): (\d+)")
 GIB = 2**30
 
@@ -46,6 +47,7 @@ def main() -> int:
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     report = look(job, folder)
     file = folder / f"{node}.json"
+    # Before measuring, which may hang: the report then says so.
     write_json(file, {**report, "node": node, "phase": "measuring links"}, durable=False)
     links = measure_links(job, folder)
     write_json(file, {**report, "node": node, "phase": "done", "links": links}, durable=False)
@@ -82,6 +84,7 @@ def gpus(run: Callable[..., str] | None = None) -> dict[str, Any]:
         return {"gpus": [], "problem": str(error), "xid": None}
     rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line.strip()]
     told = [dict(zip(_GPU_FIELDS, row, strict=True)) for row in rows if len(row) == len(_GPU_FIELDS)]
+    # A GPU that has fallen off the bus makes nvidia-smi print a sentence in place of a row.
     odd = [", ".join(row) for row in rows if len(row) != len(_GPU_FIELDS)]
     return {"gpus": told, "problem": odd[0] if odd else None, "xid": recent_xids(ask)}
 
@@ -101,6 +104,7 @@ def model_state(folder: Path) -> dict[str, Any]:
     """Return what is missing of a model's folder, and a checksum over names and sizes of its files."""
     if not folder.is_dir():
         return {"problem": "is not there", "files": ""}
+    # Names and sizes alone: reading hundreds of GB on every node would take longer than the check may.
     sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()}
     listed: set[str] = set()
     for index in folder.glob("*.safetensors.index.json"):
@@ -123,6 +127,7 @@ def clock(folder: Path) -> dict[str, float | str]:
     for address in served["addresses"]:
         with contextlib.suppress(OSError, ValueError):
             looks = [_look_at_clock(address, served["port"]) for _ in range(ASKED)]
+            # The quickest answer: what delays a packet only makes the offset less certain (as NTP does).
             offset, trip = min(looks, key=lambda look: look[1])
             return {"offset": offset, "uncertain": trip / 2}
     return {"problem": f"{problem}: {', '.join(served['addresses'])}, port {served['port']}"}
@@ -130,6 +135,7 @@ def clock(folder: Path) -> dict[str, float | str]:
 
 def measure_links(job: SlurmJob, folder: Path) -> dict[str, Any]:
     """Reduce over all GPUs, or over all nodes where there is none; returns GB/s, or what went wrong."""
+    # One task a node, so the task's number is the node's.
     node, nodes = int(os.environ.get("SLURM_PROCID", "0")), int(os.environ.get("SLURM_NTASKS", "1"))
     local = max(1, job.spec.gpus_per_node)
     world = nodes * local
@@ -175,6 +181,7 @@ def _look_at_clock(address: str, port: int) -> tuple[float, float]:
         connection.sendall(b"?")
         there = float(connection.recv(64).decode())
         after = time.time()
+    # The other's time is taken to be that of the middle of the question.
     return (before + after) / 2 - there, after - before
 
 

@@ -10,18 +10,19 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from windtunnel.recipe import UserError
 
+from .ray_node import end_process
 from .scheduler import srun
 
 PORT = "WINDTUNNEL_RAY_PORT"
 """Names the head's port where a firewall leaves no choice; otherwise it is one that is free."""
-UP_SECONDS = 180.0
+UP_SECONDS, HEAD_SECONDS = 180.0, 90.0
 TELL_SECONDS = 15.0
 """After which it is told who is waited for, and again after as many."""
 TICK = 0.2
@@ -69,9 +70,10 @@ class RayCluster:
             step = [*srun(others), *self.python, *_MODULE, "worker", self.address, str(self.gpus)]
             self._start("workers", step)
         self._watch()
-        began = told = time.monotonic()
         before = -1
-        while time.monotonic() < began + UP_SECONDS and not asked():
+        for passed, telling in ticks(UP_SECONDS):
+            if asked():
+                return []
             names = self._told.get("nodes", [])
             if len(names) != before and names:
                 before = len(names)
@@ -79,19 +81,18 @@ class RayCluster:
                 say(f"Ray: {before} of {len(self.nodes)} nodes, {have} at {self.address}")
             if before == len(self.nodes):
                 return []
-            if time.monotonic() - told >= TELL_SECONDS:
-                told = time.monotonic()
+            if telling:
                 absent = ", ".join(node for node in self.nodes if node not in names)
-                say(f"waiting for Ray on {absent}: {told - began:.0f} of {UP_SECONDS:.0f} s; {self._last('workers')}")
+                say(f"waiting for Ray on {absent}: {passed:.0f} of {UP_SECONDS:.0f} s; {self._last('workers')}")
             self._require_alive()
-            time.sleep(TICK)
-        return [] if asked() else [node for node in self.nodes if node not in self._told.get("nodes", [])]
+        return [node for node in self.nodes if node not in self._told.get("nodes", [])]
 
     def down(self) -> None:
         """End all that was started here and, through srun, on the other nodes."""
         import psutil
 
         below: list[Any] = []
+        # The head last: without it the others complain in their logs, and wait.
         for name in ("watch", "workers", "head"):
             process = self._started.pop(name, None)
             if process is None:
@@ -99,12 +100,7 @@ class RayCluster:
             # Before the parent ends: its children are listed by it, and those that survive it are nobody's afterwards.
             with contextlib.suppress(psutil.NoSuchProcess):
                 below += psutil.Process(process.pid).children(recursive=True)
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(15)
-            if process.poll() is None:
-                process.kill()
-            process.wait()
+            end_process(process, 15.0)
         for child in below:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
@@ -134,18 +130,16 @@ class RayCluster:
         threading.Thread(target=read, name="ray-watch", daemon=True).start()
 
     def _wait_for_head(self, host: str, port: int, say: Callable[[str], None], asked: Callable[[], object]) -> None:
-        began = told = time.monotonic()
-        while not asked():
+        for passed, telling in ticks(HEAD_SECONDS):
+            if asked():
+                return
             self._require_alive()
             with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=2.0):
                 return
-            if time.monotonic() - began > UP_SECONDS / 2:
-                raise UserError(f"Ray's head does not answer at {self.address} after {UP_SECONDS / 2:.0f} s", f"see {self.logs}")
-            if time.monotonic() - told >= TELL_SECONDS:
-                told = time.monotonic()
-                gone = f"{told - began:.0f} of {UP_SECONDS / 2:.0f} s"
+            if telling:
+                gone = f"{passed:.0f} of {HEAD_SECONDS:.0f} s"
                 say(f"waiting for Ray's head at {self.address}: {gone}; {self._last('head')}")
-            time.sleep(TICK)
+        raise UserError(f"Ray's head does not answer at {self.address} after {HEAD_SECONDS:.0f} s", f"see {self.logs}")
 
     def _require_alive(self) -> None:
         for name in ("head", "workers", "watch"):
@@ -158,9 +152,20 @@ class RayCluster:
         with contextlib.suppress(OSError):
             text = (self.logs / f"ray-{name}.log").read_text(encoding="utf-8", errors="replace")
             lines = [line.strip() for line in text.splitlines() if line.strip()]
+            # Ray prints hints after the error that ended it.
             told = [line for line in lines if any(word in line for word in ("Error", "error", "mismatch", "No module"))]
             return (told or lines or ["it printed nothing"])[-1][:300]
         return "it printed nothing"
+
+
+def ticks(seconds: float) -> Iterator[tuple[float, bool]]:
+    """Yield several times a second, until so many have passed: how many have, and whether to tell who is waited for."""
+    began = told = time.monotonic()
+    while (now := time.monotonic()) < began + seconds:
+        telling = now - told >= TELL_SECONDS
+        told = now if telling else told
+        yield now - began, telling
+        time.sleep(TICK)
 
 
 def keep_to_ourselves() -> None:
@@ -189,6 +194,7 @@ def _port() -> int:
     asked = os.environ.get(PORT, "0")
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            # A port that the last attempt closed a moment ago is free.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("", int(asked)))
             return int(probe.getsockname()[1])

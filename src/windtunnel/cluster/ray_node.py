@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from .job import TEMPORARY
 
@@ -35,6 +35,7 @@ def main() -> None:
     if role == "watch":
         watch(address)
     command = start_command(role, address, int(sys.argv[3]))
+    # Its process is Ray's own then, and ends with it.
     if role == "head":  # whoever started it cleans up
         os.execv(command[0], command)
     sys.exit(serve(command))
@@ -48,17 +49,25 @@ def serve(command: list[str]) -> int:
         nonlocal told
         told = True
 
+    # Slurm cancels a step with TERM, an interactive srun with INT.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, take)
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     while child.poll() is None and not told:
         time.sleep(LOOK_SECONDS / 4)
-    child.terminate()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(END_SECONDS)
-    child.kill()
+    end_process(child, END_SECONDS)
     remove_temporary()
-    return 0 if told else child.wait()
+    return 0 if told else child.returncode
+
+
+def end_process(process: subprocess.Popen[Any], seconds: float) -> None:
+    """End a process that still runs: SIGTERM, then SIGKILL."""
+    if process.poll() is None:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
+    process.kill()
+    process.wait()
 
 
 def remove_temporary() -> None:
@@ -81,6 +90,7 @@ def start_command(role: str, address: str, gpus: int) -> list[str]:
     return [
         sys.executable, "-m", "ray.scripts.scripts", "start", *(["--head", *own] if role == "head" else [f"--address={address}"]),
         f"--num-cpus={cpus}", f"--num-gpus={gpus}", f"--resources={json.dumps({NODE + name: 1})}", "--block",
+        # Nothing is reported to anybody outside, and no fixed port is opened.
         "--disable-usage-stats", "--dashboard-agent-listen-port=0",
     ]  # fmt: skip
 

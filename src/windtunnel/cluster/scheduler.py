@@ -11,8 +11,21 @@ from pathlib import Path
 
 from windtunnel.recipe import UserError
 
+# A busy controller answers late; one that does not answer by then is down.
 SECONDS = 30.0
-_FORMAT = "%i|%T|%N|%r|%S|%L|%R"
+_FORMAT = "%i|%T|%N|%r|%S"
+
+
+# Words of Slurm's refusals, in small letters, and what to do; the first that fits counts.
+_UNREACHED = ("unable to contact", "configuration source", "connection refused")
+_FIXES = (
+    (
+        ("node count", "node configuration", "more processors"),
+        "ask for nodes that the partition has: sinfo --format='%P %D %G'; --on RIG or --slurm nodes=N",
+    ),
+    (("account", "qos"), "--slurm account=NAME or --slurm qos=NAME, as `sacctmgr show assoc` lists them"),
+    (("time limit",), "a shorter --slurm time=H:MM:SS; sinfo --format='%P %l' shows the limits"),
+)
 
 
 class Unreachable(UserError):
@@ -25,14 +38,13 @@ class Standing:
 
     Attributes:
         state: PENDING, RUNNING and so on, as Slurm writes it. nodes: where it runs, as n[1-2]. reason: why it waits.
-        start: when it is expected to start, or started. left: time until its limit.
+        start: when it is expected to start, or started.
     """
 
     state: str
     nodes: str
     reason: str
     start: str
-    left: str
 
     @property
     def over(self) -> bool:
@@ -43,10 +55,7 @@ class Standing:
 
 def submit(script: Path, *options: str) -> str:
     """Submit a batch script; returns the job's number. Raises UserError."""
-    done = _run("sbatch", "--parsable", *options, str(script))
-    if done.returncode:
-        raise refusal("sbatch", done.stderr)
-    return done.stdout.strip().partition(";")[0]
+    return _answer("sbatch", "--parsable", *options, str(script)).strip().partition(";")[0]
 
 
 def try_submit(script: Path) -> str:
@@ -66,10 +75,12 @@ def standings(ids: Sequence[str]) -> dict[str, Standing]:
     if not ids:
         return {}
     done = _run("squeue", "--noheader", "--states=all", f"--format={_FORMAT}", f"--jobs={','.join(ids)}")
+    # Slurm forgets a job some minutes after its end (MinJobAge).
     if done.returncode and "Invalid job id" not in done.stderr:  # which is said of a single job that is forgotten
         raise refusal("squeue", done.stderr)
-    rows = [line.split("|") for line in done.stdout.splitlines() if line.count("|") >= 6]
-    return {row[0].strip(): Standing(row[1], row[2], row[3], row[4], row[5]) for row in rows}
+    # Reasons have blanks and commas, but no bar.
+    rows = [line.split("|") for line in done.stdout.splitlines() if line.count("|") >= 4]
+    return {row[0].strip(): Standing(*row[1:5]) for row in rows}
 
 
 def requeue(job: str) -> str | None:
@@ -89,24 +100,17 @@ def exclude(job: str, nodes: Sequence[str]) -> str | None:
 
 def cancel(job: str) -> None:
     """End a job that waits or runs. Raises UserError."""
-    done = _run("scancel", job)
-    if done.returncode:
-        raise refusal("scancel", done.stderr)
+    _answer("scancel", job)
 
 
 def signal_batch(job: str, name: str) -> None:
     """Send a signal to the job's batch step alone. Raises UserError."""
-    done = _run("scancel", "--batch", f"--signal={name}", job)
-    if done.returncode:
-        raise refusal("scancel", done.stderr)
+    _answer("scancel", "--batch", f"--signal={name}", job)
 
 
 def host_names(nodes: str) -> list[str]:
     """Return the names in a list as Slurm writes it: n[1-2] is n1 and n2. Raises UserError."""
-    done = _run("scontrol", "show", "hostnames", nodes)
-    if done.returncode:
-        raise refusal("scontrol", done.stderr)
-    return done.stdout.split()
+    return _answer("scontrol", "show", "hostnames", nodes).split()
 
 
 def nodes_of(partition: str) -> list[str]:
@@ -131,6 +135,8 @@ def partitions() -> list[str]:
 def srun(nodes: Sequence[str]) -> list[str]:
     """Return the beginning of a command that runs one task on each of these nodes, beside what runs there already."""
     count = str(len(nodes))
+    # --overlap: the batch step holds all CPUs of its node, and a step without it would wait for them for ever. One node's
+    # failure must not end the others' reports.
     return ["srun", "--overlap", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1", f"--nodelist={','.join(nodes)}",
             "--kill-on-bad-exit=0", "--export=ALL", "--mpi=none"]  # fmt: skip
 
@@ -138,27 +144,27 @@ def srun(nodes: Sequence[str]) -> list[str]:
 def refusal(program: str, stderr: str) -> UserError:
     """Return what a command of Slurm refused, in words."""
     said = _said(stderr)
-    low = said.lower()
-    if "partition" in low and "invalid" in low:
-        known = partitions()
-        return UserError(f"{program}: {said}", f"--slurm partition=NAME, one of: {', '.join(known)}" if known else "sinfo")
-    if "unable to contact" in low or "configuration source" in low or "connection refused" in low:
+    if any(word in said.lower() for word in _UNREACHED):
         return Unreachable(f"{program}: {said}", "this machine reaches no Slurm: launch from a login node of the cluster")
-    if "node count" in low or "node configuration" in low or "more processors" in low:
-        return UserError(
-            f"{program}: {said}", "ask for nodes that the partition has: sinfo --format='%P %D %G'; --on RIG or --slurm nodes=N"
-        )
-    if "account" in low or "qos" in low:
-        return UserError(f"{program}: {said}", "--slurm account=NAME or --slurm qos=NAME, as `sacctmgr show assoc` lists them")
-    if "time limit" in low:
-        return UserError(f"{program}: {said}", "a shorter --slurm time=H:MM:SS; sinfo --format='%P %l' shows the limits")
-    return UserError(f"{program}: {said}", "correct the option that it names: --slurm KEY=VALUE")
+    fix = next((fix for words, fix in _FIXES if any(word in said.lower() for word in words)), None)
+    if "partition" in said.lower() and "invalid" in said.lower():
+        fix = f"--slurm partition=NAME, one of: {', '.join(known)}" if (known := partitions()) else "sinfo"
+    return UserError(f"{program}: {said}", fix or "correct the option that it names: --slurm KEY=VALUE")
 
 
 def _said(stderr: str) -> str:
     """Return the line that says most: Slurm's last one repeats the first in general words."""
+    # sbatch: error: ..., squeue: error: ...: the program's name is said already.
     lines = [line.partition("error: ")[2] or line for line in stderr.strip().splitlines() if line.strip()]
     return "; ".join(dict.fromkeys(line.strip() for line in lines[-2:])) or "failed without a word"
+
+
+def _answer(program: str, *arguments: str) -> str:
+    """Return what a command prints. Raises UserError where it refuses."""
+    done = _run(program, *arguments)
+    if done.returncode:
+        raise refusal(program, done.stderr)
+    return done.stdout
 
 
 def _run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -9,7 +9,6 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from windtunnel.recipe import UserError
@@ -35,21 +34,10 @@ _KEPT = (
 )  # fmt: skip
 _KEPT_PREFIXES = ("NCCL_", "GLOO_", "HF_", "TRANSFORMERS_", "TOKENIZERS_", "TORCH_", "PYTORCH_", "VLLM_", "UCX_", "FI_",
                   "WINDTUNNEL_", "OMP_", "APPTAINER_")  # fmt: skip
+# By name: better a variable too few than a key in a file that is kept.
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|PRIVATE|_KEY(_|$)|APIKEY|WEBHOOK", re.I)
+# Of this process alone: the job would take itself for another run's.
 _LEFT = ("WINDTUNNEL_JOB", "WINDTUNNEL_STARTED", "WINDTUNNEL_SUPERVISOR", "HF_HUB_DISABLE_XET")
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What the user asks of Slurm.
-
-    Attributes:
-        options: long names of sbatch's options -> value ('' of a flag); see `read_options`.
-        notice: seconds before the time limit at which the job is told to save.
-    """
-
-    options: Mapping[str, str]
-    notice: int
 
 
 def read_options(texts: Sequence[str]) -> dict[str, str]:
@@ -118,6 +106,7 @@ def time_limit(options: Mapping[str, str], hours: float, notice: int) -> str:
         raise UserError(f"--notice {notice}: too short to save and end", f"--notice {LEAST_NOTICE} or more")
     asked = options.get("time")
     if asked is None:
+        # A quarter of an hour for the nodes' checks, and for starting slowly from a shared disk.
         minutes = math.ceil(60 * hours) + math.ceil(notice / 60) + 15
         return f"{minutes // 60:02d}:{minutes % 60:02d}:00"
     seconds = parse_time(asked)
@@ -130,12 +119,14 @@ def time_limit(options: Mapping[str, str], hours: float, notice: int) -> str:
     return asked
 
 
-def render_script(spec: JobSpec, asked: Asked, *, gpus: str, limit: str, job: Path, environment: Mapping[str, str]) -> str:
+def render_script(
+    spec: JobSpec, asked: Mapping[str, str], *, gpus: str, limit: str, job: Path, environment: Mapping[str, str]
+) -> str:
     """Return the batch script of a job.
 
     Args:
         spec: what the job starts.
-        asked: options.
+        asked: options of sbatch; see `read_options`.
         gpus: for --gpus-per-node, '' for none.
         limit: of one attempt.
         job: its folder.
@@ -146,7 +137,9 @@ def render_script(spec: JobSpec, asked: Asked, *, gpus: str, limit: str, job: Pa
         "exclusive": "", "time": limit, "signal": f"B:USR1@{spec.notice}", "requeue": "", "open-mode": "append",
         "output": str(job / OUTPUT), "chdir": spec.workdir, "export": "NIL",
     }  # fmt: skip
-    options |= {name: value for name, value in asked.options.items() if name not in ("nodes", "gpus-per-node", "time")}
+    # The user's own win, but for those that the plan decides.
+    options |= {name: value for name, value in asked.items() if name not in ("nodes", "gpus-per-node", "time")}
+    # The two contradict each other, and the user's word is the later one.
     if "oversubscribe" in options:
         del options["exclusive"]
     lines = [f"#SBATCH --{name}" + (f"={_value(value)}" if value else "") for name, value in options.items()]
@@ -195,9 +188,9 @@ def kept_variables(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def in_allocation(environment: Mapping[str, str] = os.environ) -> str | None:
+def in_allocation() -> str | None:
     """Return the number of the allocation in which this process was started, as by salloc; None outside."""
-    return environment.get("SLURM_JOB_ID") or None
+    return os.environ.get("SLURM_JOB_ID") or None
 
 
 def _value(value: str) -> str:

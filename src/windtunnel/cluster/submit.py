@@ -21,13 +21,15 @@ from . import scheduler
 from .batch import Allocation, Driver
 from .batch_script import read_batch_script
 from .job import FOLDER, JobSpec, SlurmJob
-from .script import Asked, python_command, read_options, render_script, require_layout, time_limit
+from .script import python_command, read_options, render_script, require_layout, time_limit
 
-LEAST_NOTICE = 120
+USUAL_NOTICE = 120
+# A shared disk is slower when all nodes write at once.
 SAVING_MARGIN = 2.0
 LOOKED_AT_SECONDS = 10.0
 """For Slurm's scheduler to say why a new job waits."""
 _LIMITS = "sinfo --format='%P %l %D' shows the limits"
+# Of the SIF header (github.com/sylabs/sif: HdrArch).
 _CODES = {b"02": "x86_64", b"04": "aarch64"}
 _ARCHES = {"x86_64": "amd64", "aarch64": "arm64"}
 NEVER = {
@@ -91,7 +93,7 @@ def prepare_job(recipe: Recipe, wish: Wish, environment: Mapping[str, str] = os.
     if nodes > 1:
         _require_several(recipe, nodes)
     needed = SAVING_MARGIN * wish.save_seconds + 60
-    notice = wish.notice if wish.notice is not None else max(LEAST_NOTICE, round(needed))
+    notice = wish.notice if wish.notice is not None else max(USUAL_NOTICE, round(needed))
     limit = time_limit(options, wish.hours, notice)
     notes = []
     if notice < needed:
@@ -99,6 +101,7 @@ def prepare_job(recipe: Recipe, wish: Wish, environment: Mapping[str, str] = os.
     image = _image(wish.container)
     notes += _processor(rig, image)
     root = wish.root.absolute()
+    # With the process's number: two launches in one second are two jobs.
     path = root / FOLDER / f"{recipe.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}"
     models = _models(recipe)
     spec = JobSpec(
@@ -108,7 +111,7 @@ def prepare_job(recipe: Recipe, wish: Wish, environment: Mapping[str, str] = os.
         arguments=() if wish.price is None else ("--price", f"{wish.price:g}"),
         models=models, disk_gib=wish.disk_gib, ray=nodes > 1, temporary=wish.temporary,
     )  # fmt: skip
-    script = render_script(spec, Asked(options, notice), gpus=gpus, limit=limit, job=path, environment=environment)
+    script = render_script(spec, options, gpus=gpus, limit=limit, job=path, environment=environment)
     return Prepared(path, spec, script, dump_recipe(anchored(recipe)), [*notes, *_problems(script)])
 
 
@@ -133,14 +136,15 @@ def submit_job(prepared: Prepared) -> SlurmJob:
         job.submitted(number)
         _require_startable(number)
     except UserError:
+        # A job that Slurm did not take would be listed as one that waits.
         shutil.rmtree(job.path, ignore_errors=True)
         raise
     return job
 
 
-def run_here(prepared: Prepared, environment: Mapping[str, str] = os.environ) -> int:
+def run_here(prepared: Prepared) -> int:
     """Run the job in the allocation that this process is in, to its end; returns the exit code. Raises UserError."""
-    given = Allocation.here(environment)
+    given = Allocation.here()
     if len(given.nodes) != prepared.spec.nodes:
         raise UserError(
             f"allocation {given.id} has {len(given.nodes)} nodes, and {prepared.spec.nodes} are asked for",
@@ -165,6 +169,7 @@ def _require_startable(number: str) -> None:
             scheduler.cancel(number)
             meaning, fix = NEVER[standing.reason]
             raise UserError(f"Slurm would never start the job: {standing.reason} ({meaning})", fix)
+        # Any other reason is one that passes, such as Resources or Priority.
         if standing.reason not in ("None", "PartitionConfig") or time.monotonic() > limit:
             return
         time.sleep(0.5)
