@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from windtunnel.recipe import UserError
-from windtunnel.rig import gpu_names, instance_names, load_catalog, parse_rig
+from windtunnel.rig import instance_names, load_catalog, parse_rig
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ PEAKS = {
 
 
 def test_peaks_are_dense() -> None:
-    assert {name: load_catalog().gpu(name).bf16_tflops for name in gpu_names()} == PEAKS
+    assert {name: load_catalog().gpu(name).bf16_tflops for name in load_catalog().gpus} == PEAKS
 
 
 def test_instances_are_there() -> None:
@@ -268,7 +268,7 @@ def test_user_file_errors_name_file_and_key(
 def test_missing_user_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("WINDTUNNEL_RIGS", str(tmp_path / "none.yaml"))
     with pytest.raises(UserError, match="WINDTUNNEL_RIGS"):
-        gpu_names()
+        load_catalog()
 
 
 def test_price_of_here(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,6 +163,7 @@ class Findings:
     def evidence(self, text: str, facts: dict[str, Any] | None = None, *, blocks: bool = True) -> Evidence:
         """Evidence with the warnings. Raises CheckFailed when there was a problem; it names all of them and their fixes."""
         if self._problems:
+            # Several problems may have one fix.
             fixes = list(dict.fromkeys(fix for _, fix in self._problems if fix))
             what = "; ".join(problem for problem, _ in self._problems)
             shows = self._shows[0] if self._shows else None
@@ -186,6 +187,7 @@ def attempt(check: Check, context: Any, say: Say, log: Path) -> Outcome:
         return failed(check, context, began, error.message, error.fix)
     except KeyboardInterrupt:
         raise
+    # Its place in the log, its first line in the report: whoever reads one needs the other.
     except BaseException as error:  # SystemExit too: the user's own code is called
         with open(log, "a", encoding="utf-8") as file:
             file.write(f"check {check.name}\n{traceback.format_exc()}\n")
@@ -247,6 +249,7 @@ def rung_of(check: Check, context: Any) -> Rung:
 
 
 def _held(check: Check, context: Any, began: float, evidence: Evidence) -> Outcome:
+    # What this machine cannot tell is no reservation about what it can.
     status: Status = "skip" if evidence.absent is not None else "warn" if evidence.warnings else "ok"
     return Outcome(
         check.name, check.proves, status, evidence.text, time.monotonic() - began, check.shows, evidence.absent or "",

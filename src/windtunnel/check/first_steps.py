@@ -55,6 +55,8 @@ def judge_first_steps(losses: list[float], start: float, untouched: list[str], t
     Raises:
         CheckFailed: they are not.
     """
+    # A first loss far from ln V is a head that is not zero, a wrong target or a wrong scale: bugs that training hides for a
+    # while.
     if not math.isfinite(losses[0]) or abs(losses[0] - start) > tolerance:
         raise CheckFailed(f"the first loss is {losses[0]:.4f}; of a model that knows nothing {start:.4f} is expected")
     if untouched:

@@ -9,6 +9,7 @@ from windtunnel.recipe import Plugin, UserError, plugins
 
 from .core import Check
 
+# Named, since checks are imported only when they are asked for; in the order of the report.
 ROOMS: dict[str, str] = {
     "rig": "checks checks_software checks_places checks_processor",
     "run": "checks checks_records",
@@ -48,6 +49,7 @@ def in_order(checks: Sequence[Check]) -> list[Check]:
     """
     waiting, ordered = list(checks), []
     while waiting:
+        # Quadratic, of a few dozen checks.
         ready = next((c for c in waiting if not any(other.name in c.needs for other in waiting)), None)
         if ready is None:
             raise UserError(f"checks that need one another: {', '.join(c.name for c in waiting)}", "correct their `needs`")

@@ -27,6 +27,7 @@ LOOK_SECONDS = 5.0
 SAVE_SECONDS = 600.0
 """For a run that is asked to end past the limit."""
 TRIES = 5
+# Verbs that only read: somebody who watches must not keep a machine up all night.
 _LOOKING_ON = ("logs", "watch", "runs", "windtunnel.remote.afterwards")
 
 
@@ -58,6 +59,7 @@ def main() -> int:
             return 0  # the one that is there reads the new settings
         since = time.monotonic()
         while True:
+            # Read each time: a later launch may have asked for something else.
             asked = Afterwards(**json.loads((folder / SETTINGS).read_text(encoding="utf-8")))
             if list(at_work(folder)):
                 since = time.monotonic()
@@ -96,6 +98,7 @@ def _stop_machine(command: str) -> int:
     code = 1
     for attempt in range(TRIES):
         if attempt:
+            # A cloud's interface may be away for a while; the machine costs money until it is asked again.
             time.sleep(60.0)
         _say(f"nothing runs any more: {command}")
         code = subprocess.run(["sh", "-c", command], stdin=subprocess.DEVNULL, check=False).returncode

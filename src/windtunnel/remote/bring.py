@@ -56,10 +56,11 @@ def bring_package(host: Host, say: Callable[[str], None], *, python: str | None 
     with tempfile.TemporaryDirectory(prefix="wt-wheel-") as place:
         wheel = build_wheel(Path(place))
         extra = EXTRAS.get((mirror or "").partition("://")[0], "")
+        # By content, so that a changed source is installed beside the old one, which may be training.
         key = hashlib.sha256(wheel.read_bytes() + f"{found} {extra}".encode()).hexdigest()[:12]
         folder = f"{host.root}/installed/{key}"
         brought = Brought(f"{folder}/bin/python", f"{folder}/bin/windtunnel")
-        if host.run(f"test -f {shlex.quote(folder)}/complete && echo yes || echo no").strip() == "yes":
+        if host.has("-f", f"{folder}/complete"):
             return brought
         say(f"installing windtunnel {windtunnel.__version__} on {host.address}, with {found}")
         host.push([wheel], f"{host.root}/wheels")
@@ -93,7 +94,7 @@ def install_script(python: str, folder: str, package: str, current: str) -> str:
 def current(host: Host) -> Brought:
     """Return what was installed there last. Raises UserError where nothing was."""
     folder = f"{host.root}/current"
-    if host.run(f"test -x {shlex.quote(folder)}/bin/windtunnel && echo yes || echo no").strip() != "yes":
+    if not host.has("-x", f"{folder}/bin/windtunnel"):
         raise UserError(f"nothing was launched on {host.address}", f"windtunnel launch charlm --to {host.address}")
     return Brought(f"{folder}/bin/python", f"{folder}/bin/windtunnel")
 
@@ -107,6 +108,7 @@ def build_wheel(place: Path) -> Path:
             "install it from a checkout: pip install -e .",
         )
     copy = place / "source"
+    # A copy: building in the checkout would leave build/ and egg-info in it.
     shutil.copytree(source / "src", copy / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(source / name, copy)
@@ -158,6 +160,7 @@ def moved(recipe: Recipe, places: dict[Path, str]) -> Recipe:
         if isinstance(value, dict):
             return {name: change(item, name) for name, item in value.items()}
         if isinstance(value, list) and key == "files":
+            # Patterns are expanded here: what matches there may be something else.
             names = [n for v in value for n in (sorted(glob.glob(os.path.expanduser(v))) or [v])]
             return [places.get(Path(os.path.abspath(name)), name) for name in names]
         if isinstance(value, list):

@@ -83,6 +83,7 @@ class Host:
                 package = "openssh-client" if tool == "ssh" else tool
                 raise UserError(f"{tool} is not installed here", f"sudo apt install {package}")
         # Not below the user's home: a socket's path has room for about 100 characters.
+        # One connection for all commands (ControlMaster): each login takes a second, and some hosts count them.
         self._control = tempfile.mkdtemp(prefix="wt-ssh-")
         try:
             self._connect()
@@ -116,6 +117,10 @@ class Host:
             raise self._failed(done.returncode, done.stderr or done.stdout)
         return done.stdout
 
+    def has(self, test: str, place: str) -> bool:
+        """Return whether a test of the shell, such as -f, holds of a place there. Raises UserError."""
+        return self.run(f"test {test} {shlex.quote(place)} && echo yes || echo no").strip() == "yes"
+
     def follow(self, script: str, say: Callable[[str], None]) -> int:
         """Run a script there, telling each line that it prints as it comes; returns its exit code. Raises UserError."""
         with subprocess.Popen(
@@ -145,6 +150,7 @@ class Host:
         """Bring what is in a folder there into one here. Raises UserError."""
         target.mkdir(parents=True, exist_ok=True)
         left = [f"--exclude={name}" for name in without]
+        # --delete: a checkpoint that was rotated away there must not look like one of the run's here.
         self._rsync([*left, "--delete", f"{self.address.target}:{folder}/", f"{target}/"])
 
     def pull_file(self, path: str, target: Path) -> None:
@@ -161,6 +167,7 @@ class Host:
     def _ssh(self) -> list[str]:
         port = [] if self.address.port is None else ["-p", str(self.address.port)]
         shared = ["-o", f"ControlPath={self._control}/c", "-o", "ControlMaster=auto", "-o", "ControlPersist=60"]
+        # BatchMode: ssh fails where it would ask. Alive every 15 s: home routers forget silent connections.
         quiet = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_SECONDS}", "-o", "ServerAliveInterval=15"]
         return [*shlex.split(os.environ.get(SSH, "ssh")), *port, *shared, *quiet]
 
@@ -176,6 +183,7 @@ class Host:
     def _failed(self, code: int, said: str) -> UserError:
         """Return why something failed there, in a user's words."""
         lines = [line for line in said.strip().splitlines() if line.strip()] or [f"exit code {code}"]
+        # What windtunnel there says in its own form is worth more than the shell's last words.
         last = next((line for line in reversed(lines) if line.startswith("error:")), lines[-1])
         if "No space left" in said:
             return UserError(f"{self.address}: its disk is full: {last}", f"ssh {self.address.target} df -h")

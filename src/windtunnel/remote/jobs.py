@@ -27,6 +27,7 @@ MARGIN_HOURS = 1.0
 """Over the budget, which counts training alone: for the evaluation, and for bringing over the end of the run."""
 _STARTED = re.compile(r"run (\S+) trains on without this terminal")
 _HINT = re.compile(r"  (look|lines|end): +windtunnel ")
+# Of the process that trains there; a database is copied by itself.
 _NOT_HOME = ("lock", "stop", "*.sqlite", "*.sqlite-*", "*.tmp-*")
 _COPY = "import sys; from windtunnel.mirror import read_database; sys.stdout.buffer.write(read_database(sys.argv[1]))"
 
@@ -107,14 +108,12 @@ def fetch(address: Address, root: Path, say: Say) -> Path:
         brought = current(host)
         run = address.run or _newest(host, brought)
         there, folder = f"{host.runs}/{run}", root / run
-        if host.run(f"test -f {shlex.quote(there)}/recipe.yaml && echo yes || echo no").strip() != "yes":
-            raise UserError(
-                f"{address}: no run {run} there", f"windtunnel launch --status --to {Address(address.target, address.port)}"
-            )
+        if not host.has("-f", f"{there}/recipe.yaml"):
+            raise UserError(f"{address}: no run {run} there", f"windtunnel launch --status --to {address.of(None)}")
         say(f"bringing {run} from {address}")
         host.pull(there, folder, without=_NOT_HOME)
         # A database that is written to is copied as its own library sees it.
-        if host.run(f"test -f {shlex.quote(there)}/metrics.sqlite && echo yes || echo no").strip() == "yes":
+        if host.has("-f", f"{there}/metrics.sqlite"):
             copy, own = f"{there}/metrics.copy.tmp-{os.getpid()}", folder / "metrics.sqlite"
             host.run(f"{brought.python} -c {shlex.quote(_COPY)} {shlex.quote(there)}/metrics.sqlite > {shlex.quote(copy)}")
             temporary = folder / "metrics.part"
@@ -134,6 +133,7 @@ def _check(host: Host, brought: Brought, file: str, how: How, say: Say) -> None:
     """Prove there what can be proven before the paid hours begin. Raises GateFailed."""
     say(f"checking on {host.address}")
     lines: list[str] = []
+    # By the environment: `check` has no --price.
     price = "" if how.price is None else f"export WINDTUNNEL_PRICE={how.price:g}; "
     code = host.follow(price + _windtunnel(host, brought, "check", file, "--on", "here"), lines.append)
     if code:
@@ -162,6 +162,7 @@ def _stop_afterwards(host: Host, brought: Brought, how: How, hours: float | None
         inputs=settings,
     )
     words = shlex.join([brought.python, "-m", "windtunnel.remote.afterwards", host.root])
+    # A session of its own, without this connection's pipes, or ssh would wait for its end.
     host.run(f"setsid nohup {words} >> {shlex.quote(host.root)}/afterwards.log 2>&1 < /dev/null &")
     limit = "" if hours is None else f", and in {hours + MARGIN_HOURS:.1f} h at the latest"
     say(f"{host.address} stops itself when nothing has run for {how.idle:g} min{limit}: {how.then_stop}")
@@ -172,6 +173,7 @@ def _train(host: Host, brought: Brought, what: list[str], how: How, say: Say) ->
     gpus = [] if how.gpus is None else ["--gpus", str(how.gpus)]
     # Whom the machine is rented from, for the ledger: what is set there, else its name.
     whom = f"export {PROVIDER}=${{{PROVIDER}:-{host.address.target.rpartition('@')[2]}}}; "
+    # --detach: what ssh starts ends with its connection.
     script = whom + _windtunnel(host, brought, "train", *what, "--detach", "--yes", *price, *gpus, *how.arguments)
     lines: list[str] = []
 

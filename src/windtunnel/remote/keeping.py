@@ -65,7 +65,7 @@ def relaunch(addresses: Sequence[Address], recipe: Recipe, how: How, say: Say) -
             return launch_recipe(address, recipe, how, say)
         except (UserError, GateFailed) as error:
             problem = error
-            say(f"{error.message}" + (f"\n  fix: {error.fix}" if error.fix else ""))
+            say(str(error))
     assert problem is not None
     raise problem
 
@@ -94,6 +94,7 @@ def keep(
         if ended is not None:
             return Kept(run.of(Path(ended["path"]).name), ended["status"], ended["reason"], moves)
         say(f"{run}: {why}; it goes on elsewhere")
+        # A machine that only trained again what was lost has got the job no further.
         idle = 0 if step > reached else idle + 1
         reached = max(step, reached)
         if idle >= MOST_WITHOUT_PROGRESS:
@@ -117,6 +118,7 @@ def _watch(run: Address, recipe: Recipe, say: Say, period: float) -> tuple[dict[
                 return None, step, "the run is not there any more"
         if found is not None:
             step = max(step, found["step"] or 0)
+            # Twice: between two processes of one job, as of two stages, nobody holds the run for a moment.
             unheld = unheld + 1 if found["lost"] else 0
             if unheld > 1 or (found["status"] == "stopped" and interrupted(found["reason"])):
                 return None, step, found["reason"]
@@ -149,6 +151,7 @@ def _elsewhere(
     """Launch the job on the machine after the lost one, or a later one, or on that again; waits where none takes it."""
     places = [(each.target, each.port) for each in addresses]
     first = places.index((run.target, run.port)) + 1
+    # The lost one last: it may be back, but others are there now.
     order = [*addresses[first:], *addresses[:first]]
     limit = time.monotonic() + patience
     while True:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+# Versions that have wheels for all of ours, rather than whatever python3 is.
 PYTHONS = "python3.12 python3.11 python3.13 python3"
 WANTED = "Python 3.11 to 3.13 with venv"
 # Whatever Python reads this, also one of twenty years ago. Debian has venv without what puts pip there: another pip can do it,

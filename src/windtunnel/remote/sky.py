@@ -179,16 +179,19 @@ def task(
         **_machine(rig, name),
         "use_spot": spot,
         **({"job_recovery": RECOVERY} if spot else {}),
+        # Checkpoints are written beside the old ones before those are removed.
         "disk_size": max(LEAST_DISK, round(DISK_MARGIN * rented.disk_gib)),
         # Jobs alone keep it up: a forgotten shell does not.
         "autostop": {"idle_minutes": IDLE_MINUTES, "down": True, "wait_for": "jobs"},
     }
     if rig.dollars_per_hour is not None:
+        # Of one node: SkyPilot compares it with a machine's price.
         resources["max_hourly_cost"] = round(PRICE_MARGIN * rig.dollars_per_hour / rig.nodes, 2)
     priced = "" if rig.dollars_per_hour is None else f"WINDTUNNEL_PRICE={rig.dollars_per_hour:g} "
     train = f"windtunnel train recipe.yaml --restartable --gpus {rig.gpus_per_node} --root {_RUNS} --yes{price}"
     install = install_script('"$python"', _ENVIRONMENT, shlex.quote(f"./{package}"), _CURRENT)
     return {
+        # SkyPilot's names are those of clouds, which take no underscore.
         "name": recipe.name.replace("_", "-"),
         "resources": resources,
         "num_nodes": rig.nodes,
@@ -197,6 +200,7 @@ def task(
         "setup": f"{require_gpus(rig.gpus_per_node).lstrip()}set -e\ncd {JOB}\npython=$({find_python()})\n"
                  f"{install}{priced}{_CURRENT}/bin/windtunnel check recipe.yaml --on here\n",
         "run": f"cd {JOB}\nexport PATH={_CURRENT}/bin:$PATH\ncode=0\n{train} || code=$?\n"
+               # Code 3 is also a budget that is used up, after which no other machine must be rented.
                f"if [ $code = 3 ] && python -m windtunnel.remote.taken {_RUNS}; then exit {TAKEN}; fi\nexit $code\n",
     }  # fmt: skip
 

@@ -1,6 +1,6 @@
 """Rigs: what to train on. A catalog with dated prices, names such as '8xH100', and detection. No torch."""
 
-from .catalog import Catalog, gpu_names, instance_names, load_catalog, prices_file, user_file
+from .catalog import Catalog, instance_names, load_catalog, prices_file, user_file
 from .detect import PROVIDER, cpu_cores, detect_rig, measure_cpu_gflops
 from .nvml import InstalledGPU, are_shared, installed_gpus, visible
 from .parse import parse_rig, spot_interruptions
@@ -20,7 +20,6 @@ __all__ = [
     "are_shared",
     "cpu_cores",
     "detect_rig",
-    "gpu_names",
     "installed_gpus",
     "instance_names",
     "load_catalog",

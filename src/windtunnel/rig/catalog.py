@@ -137,6 +137,7 @@ class Catalog:
             if f"{short}{gigabytes:.0f}" in known:  # A100-40 beside A100
                 return known[f"{short}{gigabytes:.0f}"]
             found = known.get(short)
+            # A label's decimal GB are more than what CUDA reports in GiB, by the unit and the driver's share.
             if found is not None and abs(self.gpus[found].memory_gib / gigabytes - 0.97) < 0.1:
                 return found
         return None
@@ -154,14 +155,10 @@ class Catalog:
         sizes = [name for name in self.instances if name.startswith(f"{text.lower()}.")]
         if sizes:
             return f"which size? {', '.join(sizes)}"
+        # Names are short: one wrong letter of four is a quarter.
         close = difflib.get_close_matches(text.lower(), names, n=1, cutoff=0.5)
         known = f"GPUs: {', '.join(self.gpus)}; instances: {', '.join(self.instances)}; or here"
         return f"did you mean {names[close[0]]}? {known}" if close else known
-
-
-def gpu_names() -> list[str]:
-    """Names of all GPUs, the user's included."""
-    return list(load_catalog().gpus)
 
 
 def instance_names() -> list[str]:
@@ -181,16 +178,18 @@ def user_file() -> Path | None:
         if not path.is_file():
             raise UserError(f"$WINDTUNNEL_RIGS names {path}, which is not a file", "correct or unset WINDTUNNEL_RIGS")
         return path
-    home = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser()
-    path = home / "windtunnel" / "rigs.yaml"
+    path = _configuration() / "rigs.yaml"
     return path if path.is_file() else None
 
 
 def prices_file() -> Path:
     """Return where prices brought up to date are kept: $WINDTUNNEL_PRICES, else prices.yaml in the configuration folder."""
     named = os.environ.get("WINDTUNNEL_PRICES")
-    home = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser()
-    return Path(named).expanduser() if named else home / "windtunnel" / "prices.yaml"
+    return Path(named).expanduser() if named else _configuration() / "prices.yaml"
+
+
+def _configuration() -> Path:
+    return Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "windtunnel"
 
 
 def load_catalog() -> Catalog:
@@ -202,6 +201,7 @@ def load_catalog() -> Catalog:
     path, prices = user_file(), prices_file()
     if path is None and not prices.is_file():
         return _shipped_catalog()
+    # Copies, since what is shipped is kept for the next call.
     merged = {section: dict(entries) for section, entries in _shipped_data().items()} | {"here": {}}
     _take_prices(merged, prices)
     if path is None:
@@ -245,6 +245,7 @@ def _validate(data: dict[str, Any], path: Path) -> Catalog:
         file = _File.model_validate(data)
     except ValidationError as error:
         raise UserError("\n".join(dict.fromkeys(_explain(path, item) for item in error.errors()))) from None
+    # A user's instance may name a user's GPU, so only all of it together can be judged.
     for name, instance in file.instances.items():
         if instance.gpu not in file.gpus:
             raise UserError(f"{path}: instances.{name}.gpu: no GPU named {instance.gpu!r}", f"one of: {', '.join(file.gpus)}")
@@ -268,6 +269,7 @@ def _explain(path: Path, item: Any) -> str:
 
 @lru_cache(maxsize=1)
 def _shipped_catalog() -> Catalog:
+    # Kept: every rig of a ladder asks for it.
     return _validate(_shipped_data(), Path("catalog.yaml"))
 
 
@@ -281,15 +283,20 @@ def _parse(text: str) -> Any:
     return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path, fix: str) -> Any:
+    """Return what a YAML file of the user's holds. Raises UserError: it cannot be read (with the fix), or is not YAML."""
     try:
-        data = _parse(path.read_text(encoding="utf-8"))
+        return _parse(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read: {error}", "make it a readable UTF-8 file, or unset WINDTUNNEL_RIGS") from None
+        raise UserError(f"{path}: cannot be read: {error}", fix) from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f":{mark.line + 1}" if mark else ""
         raise UserError(f"{path}{where}: not valid YAML: {getattr(error, 'problem', error)}") from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    data = read_yaml(path, "make it a readable UTF-8 file, or unset WINDTUNNEL_RIGS")
     if data is None:
         return {}
     if not isinstance(data, dict):

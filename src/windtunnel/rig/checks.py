@@ -56,6 +56,7 @@ def _machine(context: Context, say: Say) -> Evidence:
 
 # GPUs: driver, CUDA build, memory, a product that is exact, a compiler.
 
+# The context of CUDA itself and a desktop take a few percent.
 LEAST_FREE_SHARE = 0.95
 _PCI = Path("/sys/bus/pci/devices")
 _NVIDIA, _COMPUTES = "0x10de", "0x0302"
@@ -100,6 +101,7 @@ def _devices(found: Findings, torch: Any, context: Context, say: Say) -> None:
     for index in range(count):
         say(f"GPU {index}")
         major, minor = torch.cuda.get_device_capability(index)
+        # Code for sm_90 runs on 9.x, and compute_ (PTX) is compiled by the driver for what is newer.
         if not any(name.startswith((f"sm_{major}", f"compute_{major}")) for name in compiled):
             found.problem(
                 f"GPU {index} is sm_{major}{minor}, torch is compiled for {', '.join(compiled)}", "install another torch"
@@ -115,6 +117,7 @@ def _devices(found: Findings, torch: Any, context: Context, say: Say) -> None:
 
 def _right(torch: Any, index: int) -> bool:
     """Return whether a product of whole numbers that bf16 holds exactly is exact."""
+    # Whole numbers up to 4: 512 products of two add up to less than 2^24, and so exactly in fp32 whatever the order.
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randint(-4, 5, (512, 512), generator=generator).float() for _ in range(2))
     device = torch.device("cuda", index)
@@ -180,6 +183,7 @@ def _memory(context: Context, say: Say) -> Evidence:
     import psutil
 
     found, here = Findings(), context.here
+    # A container sees the whole machine's memory, of which it may have less.
     free = min(psutil.virtual_memory().available / GIB, here.ram_gib)
     if free < LEAST_RAM_GIB:
         found.problem(
@@ -188,6 +192,7 @@ def _memory(context: Context, say: Say) -> Evidence:
     elif free < ENOUGH_RAM_GIB:
         found.warn(f"only {free:.2f} GiB of memory free: end other programs if a check is killed")
     shared = shared_memory_gib()
+    # Docker gives 64 MiB by default, with which NCCL's rings among several GPUs do not start.
     needed = SHARED_GIB_A_GPU * here.gpus if here.gpus > 1 else SHARED_GIB
     if shared is not None and shared < needed:
         what = f"/dev/shm has {shared * 1024:.0f} MiB"
@@ -201,8 +206,9 @@ def _memory(context: Context, say: Say) -> Evidence:
     return found.evidence(text, {"free_gib": free, "ram_gib": here.ram_gib, "shared_gib": shared})
 
 
-def shared_memory_gib(folder: Path = Path("/dev/shm")) -> float | None:
+def shared_memory_gib() -> float | None:
     """Size of the shared memory's file system; None where there is none."""
+    folder = Path("/dev/shm")
     return shutil.disk_usage(folder).total / GIB if folder.is_dir() else None
 
 
@@ -248,12 +254,14 @@ def _clock(context: Context, say: Say) -> Evidence:
     elif now > made + YEARS:
         found.problem(f"the clock says {date}, years after this package was made", fix)
     wall, steady = time.time(), time.monotonic()
+    # A clock that a virtual machine or ntpd moves jumps against the monotonic one.
     time.sleep(0.1)
     passed, counted = time.time() - wall, time.monotonic() - steady
     if abs(passed - counted) > 0.05:
         found.problem(f"within {counted:.2f} s the clock moved by {passed:.2f} s: budgets by the hour would be wrong", fix)
     probe = context.folder / "clock"
     probe.write_bytes(b"")
+    # On a network disk the server's clock sets a file's time.
     skew = probe.stat().st_mtime - time.time()
     probe.unlink()
     if abs(skew) > MOST_SKEW_SECONDS:

@@ -12,10 +12,10 @@ import tempfile
 import uuid
 from pathlib import Path
 
-from windtunnel.check import RUNGS, Check, Context, Evidence, Findings, Say
+from windtunnel.check import Check, Context, Evidence, Findings, Say
 from windtunnel.recipe import HuggingFaceModel, UserError, find_model
 
-from .storage import advise, file_system, mounts
+from .storage import advise, cache_folder, file_system, mounts, nearest
 
 # Folders: they can be written, have room, and keep what a checkpoint relies on.
 
@@ -26,7 +26,7 @@ LEAST_INODES = 10_000
 
 def _disk(context: Context, say: Say) -> Evidence:
     found = Findings()
-    runs, cache, temporary = nearest(context.root), nearest(_cache()), Path(tempfile.gettempdir())
+    runs, cache, temporary = nearest(context.root), nearest(cache_folder()), Path(tempfile.gettempdir())
     for name, folder in (("runs", runs), ("cache", cache), ("temporary files", temporary)):
         say(f"writing to {folder}")
         problem = _write_and_rename(folder)
@@ -50,19 +50,6 @@ def _disk(context: Context, say: Say) -> Evidence:
     return found.evidence(text, {"free_gib": free, "file_system": kind})
 
 
-def nearest(folder: Path) -> Path:
-    """Return the folder, or the nearest of its parents that exists."""
-    path = folder.expanduser().absolute()
-    while not path.exists() and path != path.parent:
-        path = path.parent
-    return path
-
-
-def _cache() -> Path:
-    own, shared = os.environ.get("WINDTUNNEL_CACHE"), os.environ.get("XDG_CACHE_HOME")
-    return Path(own or (Path(shared) / "windtunnel" if shared else "~/.cache/windtunnel"))
-
-
 def _remedy(name: str) -> str:
     variable = {"runs": "give another --root", "cache": "set WINDTUNNEL_CACHE to a folder that can be written"}
     return variable.get(name, "set TMPDIR to a folder that can be written")
@@ -80,6 +67,7 @@ def _write_and_rename(folder: Path) -> str | None:
             file.write(os.urandom(4096))
             file.flush()
             os.fsync(file.fileno())
+            # A run holds its folder by such a lock; some network disks have none.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         made.rename(final)
         if (final / "probe").stat().st_size != 4096:
@@ -99,6 +87,7 @@ def _room(found: Findings, name: str, folder: Path) -> None:
         what = f"{free:.2f} GiB free at {folder} ({name}), at least {LEAST_GIB:.0f} is needed"
         found.problem(what, _remedy(name), shows="first checkpoint")
     inodes = os.statvfs(folder)
+    # btrfs and some network disks count none, and say 0.
     if inodes.f_files and inodes.f_favail < LEAST_INODES:
         found.problem(
             f"{inodes.f_favail:,} more files may be made at {folder} ({name})", "remove files there", shows="first checkpoint"
@@ -108,6 +97,7 @@ def _room(found: Findings, name: str, folder: Path) -> None:
 def _planned(context: Context, found: Findings, free: float, runs: Path) -> None:
     """Require, where this machine is itself a rig that was asked for, that what the plan writes fits."""
     try:
+        # Of other rigs' disks this machine knows nothing.
         rigs = [rig for rig in context.rigs if rig.name in ("here", "cpu")]
         plans = [context.plan(rig) for rig in rigs]
     except UserError:
@@ -142,6 +132,7 @@ def _localhost(context: Context, say: Say) -> Evidence:
             fix = f"add the line '127.0.0.1 {asked}' to /etc/hosts"
             found.problem(f"the name {asked!r} has no address ({error.strerror or error}): torchrun cannot meet", fix)
     proxy = next((v for v in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY") if os.environ.get(v)), None)
+    # Programs read either spelling, and some only one.
     exempt = f"{os.environ.get('no_proxy', '')},{os.environ.get('NO_PROXY', '')}"
     if proxy and not any(local in exempt for local in ("localhost", "127.0.0.1", "*")):
         found.warn(f"{proxy} is set and no_proxy does not name localhost: clients of `windtunnel serve` would ask the proxy")
@@ -183,17 +174,14 @@ def _network(context: Context, say: Say) -> Evidence:
             found.problem(f"{variable} is {value!r}; there are only {', '.join(sorted(up)) or 'no interfaces'}", fix)
         elif context.rung == "cluster" and set(chosen) == {"lo"}:
             found.problem(f"{variable} is {value!r}: no other node is reached by it", f"unset {variable}")
-    if not outward and here_is_cluster(context):
+    # One GPU or none is no node of a cluster, unless a scheduler says so: a laptop may be offline.
+    in_cluster = context.here.rung in ("node", "cluster") or "SLURM_JOB_ID" in os.environ
+    if not outward and in_cluster:
         found.problem("no network interface but lo is up", "bring one up: ip link")
     if not outward:
         text = "this machine has only the interface lo"
         return found.evidence(text, {"interfaces": sorted(up)})
     return found.evidence(f"interfaces {', '.join(outward)}", {"interfaces": sorted(up), "outward": outward})
-
-
-def here_is_cluster(context: Context) -> bool:
-    """Return whether this machine is a node of the kind asked for: one with several GPUs, or one that a scheduler started."""
-    return RUNGS.index(context.here.rung) >= RUNGS.index("node") or "SLURM_JOB_ID" in os.environ  # type: ignore[arg-type]
 
 
 def interfaces() -> dict[str, bool]:
@@ -205,6 +193,7 @@ def interfaces() -> dict[str, bool]:
 
 def _chosen(value: str, names: list[str]) -> list[str]:
     """Return the interfaces that a setting of NCCL's grammar leaves: prefixes, '=' exact names, '^' all but."""
+    # docs.nvidia.com, NCCL_SOCKET_IFNAME: a prefix matches, = wants the whole name, ^ excludes.
     excluded, rest = value.startswith("^"), value.removeprefix("^")
     exact, rest = rest.startswith("="), rest.removeprefix("=")
     words = [word.strip() for word in rest.split(",") if word.strip()]
@@ -282,6 +271,7 @@ def _token(found: Findings) -> tuple[str | None, str]:
 
 
 def _looked_at(found: Findings, value: str, where: str) -> str | None:
+    # As the hub gives them out; a token with a line end copied along is refused there with an error about headers.
     if not re.fullmatch(r"hf_[A-Za-z0-9]{20,}|hf_oauth_\S+|hf_jwt_\S+", value):
         why = (
             "is empty" if not value.strip() else "has blanks around it" if value != value.strip() else "does not look like hf_..."

@@ -18,6 +18,7 @@ from .types import processor_of
 
 PACKAGES = ("torch", "tokenizers", "safetensors", "numpy", "pyarrow")
 """Packages of ours that have compiled parts; their versions are those that are installed here."""
+# The tags that wheels for aarch64 have, from new to old glibc.
 WHEELS = ("manylinux_2_28_aarch64", "manylinux_2_17_aarch64", "manylinux2014_aarch64")
 ASK_SECONDS = 150.0
 IMAGE = "nvcr.io/nvidia/pytorch"
@@ -48,6 +49,7 @@ def wanted_packages(context: Context) -> list[str]:
     found = []
     for name in PACKAGES:
         try:
+            # Without '+cu128' and the like, which only pytorch.org's own index has.
             found.append(f"{name}=={metadata.version(name).partition('+')[0]}")
         except metadata.PackageNotFoundError:
             continue
@@ -79,6 +81,7 @@ def ask_pip(wanted: list[str]) -> tuple[set[str] | None, str]:
             if done.returncode == 0:
                 items = json.loads(report.read_text(encoding="utf-8"))["install"]
                 return {item["download_info"]["url"].rpartition("/")[2] for item in items}, ""
+            # pip names one at a time: that one is noted, and the rest is asked for again.
             lacking = re.search(r"No matching distribution found for ([^\s;]+)", done.stderr)
             if lacking is None or lacking[1] not in left:
                 return None, f"pip: {(done.stderr.strip().splitlines() or ['it failed'])[-1][:200]}"

@@ -27,6 +27,7 @@ def _python(context: Context, say: Say) -> Evidence:
 
     found, own = Findings(), declared()
     version = platform.python_version()
+    # prereleases: a release candidate of an allowed Python is allowed.
     if own and not SpecifierSet(own.python).contains(version, prereleases=True):
         found.problem(
             f"Python {version}; windtunnel needs {own.python}", "make the environment anew: make setup PYTHON=python3.12"
@@ -96,6 +97,7 @@ def _imports(context: Context, say: Say) -> Evidence:
     found, own = Findings(), declared()
     began = time.monotonic()
     names = [_MODULES.get(name, name.replace("-", "_")) for name in sorted(own.names if own else ())]
+    # They take seconds to import, and a GPT of our own needs neither.
     for name in [name for name in names if name not in _HUGGING_FACE or not context.is_gpt]:
         say(name)
         _import(found, name)
@@ -127,6 +129,7 @@ def _shadows(names: set[str]) -> list[Path]:
 
     folders = [Path.cwd(), *(Path(part) for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part)]
     installed = {Path(part).resolve() for part in sys.path if part.endswith(("site-packages", "dist-packages"))}
+    # These three are no library: nobody's program breaks where they are hidden.
     known = names | (sys.stdlib_module_names - {"__main__", "this", "antigravity"})
     found = []
     for folder in dict.fromkeys(folder.resolve() for folder in folders if folder.is_dir()):
@@ -205,6 +208,7 @@ def conflicts(requirements: tuple[Requirement, ...]) -> tuple[dict[str, str], li
         versions[name] = version
         if not requirement.specifier.contains(version, prereleases=True):
             wrong.append(Conflict(name, version, str(requirement.specifier), by, by == PACKAGE))
+        # A package is asked for with and without extras, which need more.
         key = f"{name}[{','.join(sorted(requirement.extras))}]"
         if key not in looked:
             looked.add(key)

@@ -11,10 +11,12 @@ import shutil
 import time
 from pathlib import Path
 
+from windtunnel.files import write_json
 from windtunnel.recipe import UserError
 
 from .catalog import load_catalog
 from .nvml import detect_gpus
+from .storage import cache_folder, nearest
 from .types import DOWNLOAD_GBS, DOWNLOAD_NOTE, Rig
 
 GIB = 2**30
@@ -45,7 +47,7 @@ def detect_rig(folder: str | Path = ".", *, gpus: bool = True, measure_cpu: bool
         nodes=1,
         cpu_cores=cpu_cores(),
         ram_gib=ram_bytes() / GIB,
-        disk_free_gib=_free_disk(Path(folder)) / GIB,
+        disk_free_gib=shutil.disk_usage(nearest(Path(folder))).free / GIB,
         link_gbs=found.link_gbs if found else 0.0,
         network_gbs=0.0,
         dollars_per_hour=dollars,
@@ -95,6 +97,7 @@ def cgroup_cpu_quota(cgroup: Path = _CGROUP) -> float | None:
         if len(words) == 2 and words[0] != "max":
             quotas.append(int(words[0]) / int(words[1]))
     quota, period = _read(cgroup / "cpu/cpu.cfs_quota_us"), _read(cgroup / "cpu/cpu.cfs_period_us")
+    # -1 stands for no limit in version 1.
     if quota and period and int(quota) > 0:
         quotas.append(int(quota) / int(period))
     return min(quotas) if quotas else None
@@ -119,25 +122,19 @@ def cpu_gflops() -> float:
     """
     from importlib.metadata import version
 
+    # All that the speed follows from; a cache that is shared between machines holds a line for each.
     machine = f"{_processor()}, {cpu_cores()} cores, {platform.node()}, numpy {version('numpy')}"
-    file = _cache() / "cpu-speed.json"
+    file = cache_folder() / "cpu-speed.json"
     known: dict[str, float] = {}
     with contextlib.suppress(OSError, ValueError, AttributeError):
         known = {str(name): float(speed) for name, speed in json.loads(file.read_text(encoding="utf-8")).items()}
     if known.get(machine, 0.0) > 0:
         return known[machine]
     known[machine] = measure_cpu_gflops()
-    temporary = file.with_name(f".{file.name}.{os.getpid()}")
     with contextlib.suppress(OSError):  # without a cache every plan measures
         file.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")
-        temporary.replace(file)
+        write_json(file, known, durable=False)
     return known[machine]
-
-
-def _cache() -> Path:
-    own, shared = os.environ.get("WINDTUNNEL_CACHE"), os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(own or Path(shared) / "windtunnel").expanduser()
 
 
 def _processor() -> str:
@@ -150,6 +147,7 @@ def measure_cpu_gflops(seconds: float = 0.2) -> float:
     """Measure fp32 GFLOP/s of matrix multiplication with all this process's threads: the best of many short tries."""
     import numpy as np
 
+    # Large enough that all threads work, small enough that many tries fit into a fifth of a second.
     size = 384
     a = np.random.default_rng(0).standard_normal((size, size), dtype=np.float32)
     a @ a  # the first one starts the threads
@@ -166,18 +164,12 @@ def measure_cpu_gflops(seconds: float = 0.2) -> float:
 def _cgroup_folders(root: Path) -> list[Path]:
     """Return the root and the folders down to this process's own cgroup (v2): every one may limit."""
     own = next((line[3:] for line in _read(Path("/proc/self/cgroup")).splitlines() if line.startswith("0::")), "/")
+    # A limit may stand at any level: of the slice, the pod, or the container.
     folders = [root]
     for part in Path(own).parts[1:]:
         if part != "..":
             folders.append(folders[-1] / part)
     return folders
-
-
-def _free_disk(folder: Path) -> int:
-    for place in (folder, *folder.absolute().parents):
-        if place.exists():
-            return shutil.disk_usage(place).free
-    return shutil.disk_usage("/").free
 
 
 def _read(path: Path) -> str:

@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from windtunnel.recipe import UserError
 
-from .catalog import load_catalog
+from .catalog import load_catalog, read_yaml
 from .types import DOWNLOAD_GBS, DOWNLOAD_NOTE, GPU, Rig
 
 SIZES = {"GiB": 1.0, "GB": 1e9 / 2**30, "TiB": 1024.0, "TB": 1e12 / 2**30, "MiB": 1 / 1024}
@@ -70,6 +68,7 @@ def rig_from_file(path: Path) -> Rig:
         gpu=gpu,
         gpus_per_node=count,
         nodes=nodes,
+        # As `parse` takes it of rented hosts.
         cpu_cores=_count(path, data, "cpu_cores", 16 * count),
         ram_gib=own.get("ram", 128.0 * count),
         disk_free_gib=own.get("disk"),
@@ -107,6 +106,7 @@ def _gpu(path: Path, value: Any) -> tuple[GPU, float]:
         str(value["name"]), numbers["memory"], numbers["bf16"], numbers.get("fp8"), numbers.get("fp32", numbers["bf16"] / 15),
         numbers["bandwidth"], numbers.get("link", 32.0), (capability[0], capability[1]), str(path),
     )  # fmt: skip
+    # 10 Gbit/s, what a server's Ethernet has at least.
     return gpu, 1.25
 
 
@@ -114,6 +114,7 @@ def _quantity(path: Path, key: str, value: Any, quantity: _Quantity) -> float:
     """Return a number with its unit, in the first of the quantity's units."""
     units = ", ".join(quantity.units)
     wanted = f"{key}: expected {quantity.what} with its unit ({units})"
+    # Bits or bytes, GB or GiB: a number alone has been read wrongly too often to guess.
     if isinstance(value, int | float) and not isinstance(value, bool):
         raise UserError(f"{path}: {wanted}, got {value} without one", f"write {key.rpartition('.')[2]}: {quantity.example}")
     match = re.fullmatch(r"\s*\$?\s*(-?\d+(?:\.\d*)?(?:e\d+)?|-?\.\d+)\s*([A-Za-z/$]+)\s*", str(value))
@@ -142,14 +143,7 @@ def _check_keys(path: Path, prefix: str, data: dict[Any, Any], known: tuple[str,
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"rig file {path} cannot be read: {error}", "give a readable YAML file or the name of a rig") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f":{mark.line + 1}" if mark else ""
-        raise UserError(f"rig file {path}{where}: not valid YAML: {getattr(error, 'problem', error)}") from None
+    data = read_yaml(path, "give a readable YAML file or the name of a rig")
     if not isinstance(data, dict):
         found = "is empty" if data is None else "holds a list" if isinstance(data, list) else "holds a single value"
         raise UserError(f"rig file {path} {found}; expected a mapping of keys", f"such as {EXAMPLE}")

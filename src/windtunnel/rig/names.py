@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+# Words that name no particular GPU, and stand before or behind those that do.
 _VENDOR = re.compile(r"\b(?:nvidia|geforce|tesla|gpus?|(?:graphics )?cards?)\b", re.I)
 _WORDS = {
     "single": 1, "one": 1, "two": 2, "dual": 2, "three": 3, "four": 4, "quad": 4, "six": 6, "eight": 8, "ten": 10, "sixteen": 16,
@@ -26,12 +27,14 @@ _PRICE = re.compile(
     r"(?P<price>\$\s*\d[\d.]*\s*(?:/|per\b|an?\b).*|\d[\d.]*\s*\$\s*/.*|\d[\d.]*\s*(?:usd|dollars?)\b.*)$",
     re.I,
 )
+# A board of 4 or 8 GPUs without a server around it, by which sellers name nodes.
 _HGX = re.compile(
     r"^(?:(?P<boards>\d+)\s*[x×*]?\s*)?(?:hgx[\s-]+(?P<name>[ahb][12]00)(?P<memory>\s+\d+\s*gb)?|(?P<before>[ahb][12]00)[\s-]+hgx)"
     r"(?:[\s,]+(?P<count>[48])(?:[\s-]*x)?[\s-]*)?(?:\s+(?:node|server|machine|board)s?)?$",
     re.I,
 )
 _NVL72 = re.compile(r"^(gb[23]00)[\s-]+nvl[\s-]?72(?:\s+rack)?$", re.I)
+# As in a batch script: --gres=gpu:h100:8, --gpus-per-node=8.
 _SLURM = re.compile(r"^(?:--)?(?:gres=|gpus(?:-per-node)?=)?(?:gpu:)?(?=[a-z]\w*:\d+$)", re.I)
 _RENTED = re.compile(r"^(?:aws|amazon|ec2|gcp|google(?: cloud)?|azure)\s+(?=\S*\d+\S*[._-]\S+$)", re.I)
 _LAST_NODES = re.compile(r"^(?P<rest>.+?)\s*[x×*]\s*(?P<nodes>\d+)\s*nodes?$", re.I)
@@ -63,6 +66,7 @@ _MACHINES: tuple[tuple[str, Callable[[re.Match[str]], tuple[int | str, str]]], .
     (r"p6-b200\.48xlarge", lambda m: (8, "B200")),
     (r"gpu_(\d+)x_([a-z]+\d+)(?:_(?:sxm\d?|80gb_sxm4))?", lambda m: (m[1], m[2].upper())),
 )
+# Said by name: 'did you mean H100?' would be no answer to an MI300X.
 UNSUPPORTED = (
     (r"mi\d{3}x?|instinct|radeon|rocm", "AMD's GPUs are not supported: kernels and plans here are for NVIDIA's (CUDA)"),
     (r"tpu\w*|v\d+[ep]-?\d*|trillium|ironwood", "Google's TPUs are not supported: training here is PyTorch on NVIDIA's GPUs"),
@@ -96,12 +100,14 @@ def tidy(text: str) -> tuple[str, str]:
 
     What is not understood comes back as it is.
     """
+    # What stands behind @ is a price in the grammar's own words; only without one are others looked for.
     body, at, price = text.strip().partition("@")
     if not at and (found := _PRICE.match(body)):
         body, price = found["body"], found["price"]
     elif not at and (market := _MARKET.search(body)):
         body, price = _MARKET.sub(" ", body, count=1), market["kind"].replace(" ", "-")
     words = " ".join(_VENDOR.sub(" ", _SLURM.sub("", body.strip())).split()) or body.strip()
+    # Two levels deep: nodes of nodes are not written.
     return _counted(_spelt(words), 2), price if price in MARKETS else _per(price.strip())
 
 
@@ -112,6 +118,7 @@ def _spelt(body: str) -> str:
     given = _NOTEBOOK.sub(" ", body, count=1).strip()
     if given.lower() == "a100" != body.lower():
         return "A100-40"  # of two sizes the one that notebooks mostly give
+    # The order matters from here on: memory and plural go before the machine's name is looked up, the number of nodes after it.
     body = _MINE.sub("", given or body)
     body = _RENTED.sub("", _bare(body))
     body = re.sub(r"(?i)\s+(?:with\s+)?nvlink$", "", re.sub(r"(?i)(?<=\d)/(?=\d{2,3}\s*(?:g(?:i?b)?)?$)", " ", body))
@@ -136,6 +143,7 @@ def _whole(body: str) -> str | None:
         return f"{found[1]}x(8x{found[2]})" if found[1] else f"8x{found[2]}"
     if found := _HGX.match(body):
         board = f"{found['count'] or HGX_GPUS}x{found['name'] or found['before']}"
+        # '8 HGX H100' is what one board has, or eight boards: `unclear` asks which.
         if found["boards"] in ("4", "8") and found["name"]:
             return body  # boards, or GPUs on one
         if found["before"] and found["boards"]:
@@ -190,6 +198,7 @@ def plain(name: str) -> str:
 
 def without_memory(name: str) -> list[tuple[str, float]]:
     """Return the ways to split a plain name from the GB that it ends in: 'h10080gb' -> ('h100', 80.0), ('h10', 80.0)."""
+    # Both, since a100 80gb run together is a10080gb: a100 with 80, or a10 with 080.
     found = [re.match(rf"^(.+?)(\d{{{digits}}})(?:gb|gib|g)(?:hbm\d?e?|gddr\d?x?)?$", name) for digits in (2, 3)]
     return [(match[1], float(match[2])) for match in found if match]
 

@@ -93,6 +93,7 @@ def visible(indexes_and_uuids: list[str], setting: str | None) -> list[int]:
 def match_gpu(name: str, memory_gib: float, catalog: Catalog) -> str | None:
     """Catalog name of a GPU by the driver's name for it. Memory tells apart kinds that share a name."""
     names = [n for n, e in catalog.gpus.items() if any(re.search(p, name, re.I) for p in (*e.nvml, rf"\b{re.escape(n)}\b"))]
+    # H100 PCIe of 80 and NVL of 94 GB may say no more than H100; a quarter off is another kind.
     near = [n for n in names if abs(catalog.gpus[n].memory_gib - memory_gib) < 0.25 * memory_gib]
     return next(iter(near or names), None)
 
@@ -113,6 +114,7 @@ def _shared(nvml: Any) -> bool:
 
 
 def _found(nvml: Any) -> FoundGPUs | None:
+    # NVML shows all of the machine's GPUs; CUDA, and so training, only those that the variable leaves.
     handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
     uuids = [_text(nvml.nvmlDeviceGetUUID(h)) for h in handles]
     handles = [handles[i] for i in visible(uuids, os.environ.get("CUDA_VISIBLE_DEVICES"))]
@@ -122,6 +124,7 @@ def _found(nvml: Any) -> FoundGPUs | None:
     name, count = names.most_common(1)[0]
     same = [h for h in handles if _text(nvml.nvmlDeviceGetName(h)) == name]
     notes = [f"left out: {n} x {other}, another kind of GPU" for other, n in names.items() if other != name]
+    # The least: ranks hold the same, so the smallest decides (MIG, or a display on one).
     memory = min(nvml.nvmlDeviceGetMemoryInfo(h).total for h in same) / GIB
     catalog = load_catalog()
     known = match_gpu(name, memory, catalog)
@@ -142,6 +145,7 @@ def _link(nvml: Any, handles: list[Any], gpu: GPU) -> float:
     """GB/s between GPUs: the catalog's where NVLink is up, else that of PCI Express."""
     try:
         up = [nvml.nvmlDeviceGetNvLinkState(handles[0], i) for i in range(getattr(nvml, "NVML_NVLINK_MAX_LINKS", 18))]
+        # One link that is up is enough: the catalog's rate is that of all, and a broken one shows in the rehearsal.
         if any(up):
             return gpu.link_gbs
     except nvml.NVMLError:

@@ -47,6 +47,7 @@ def parse_rig(text: str) -> Rig:
     Raises:
         UserError: unknown name (with the nearest), impossible count, text outside the grammar, or a fault in the file.
     """
+    # A path may have blanks, brackets and numbers: it is not tidied.
     if text.partition("@")[0].strip().lower().endswith((".yaml", ".yml")):
         body, _, price = (part.strip() for part in text.partition("@"))
     else:
@@ -67,6 +68,7 @@ def parse_rig(text: str) -> Rig:
 def _named(body: str, text: str) -> tuple[Rig, Price | None]:
     """Return the rig and the price of all of it."""
     catalog = load_catalog()
+    # Nodes stand outside the brackets, GPUs of each inside.
     nested = re.fullmatch(rf"(\d+){_TIMES}\(\s*(?:(\d+){_TIMES})?([^()]+?)\s*\)", body, re.I)
     if nested:
         nodes, count, name = int(nested[1]), int(nested[2] or 1), nested[3]
@@ -154,6 +156,7 @@ def _catalog_price(rig: Rig, price: Price | None, what: str, kind: str = "on_dem
     span = f", middle of ${low:,.2f}-{high:,.2f}" if high > low else ""
     label = "spot" if kind == "spot" else "on demand"
     note = f"${middle:,.2f}/h {label} for {what}{span} ({price.source}, {price.date})"
+    # A hundredth of a cent: sums of floats would show as $98.32000000000001.
     return replace(rig, dollars_per_hour=round(middle, 4), price_note=note)
 
 
@@ -170,6 +173,7 @@ def _priced(rig: Rig, price: str, text: str, known: Price | None) -> Rig:
     if not match:
         raise UserError(f"rig {text!r}: {price!r} is not a price", f"expected {PRICES}")
     dollars = float(match[1])
+    # A machine without GPUs has no GPU-hours.
     whole = bool(match[2]) or rig.gpu is None
     total = dollars if whole else dollars * rig.gpus
     each = f" for all {rig.gpus} GPUs (${total / rig.gpus:,.2f} a GPU-hour)" if rig.gpus > 1 else ""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from urllib.request import Request
 
 TIMEOUT = 30.0
+# Many times what a list of prices has, and no more than memory bears.
 MOST_BYTES = 64 * 2**20
 _SKYPILOT = "https://raw.githubusercontent.com/skypilot-org/skypilot-catalog/master/catalogs/v8/{}/vms.csv"
 _RUNPOD_ASKS = (
@@ -143,6 +144,7 @@ def _key(name: str, asked: PriceList) -> str:
     except OSError:
         found = None
     if found is None:
+        # The places, never what is in them.
         looked = ", ".join([*(f"${variable}" for variable in asked.variables), f"~/{asked.file}"])
         raise UserError(f"{name} tells its prices to whoever has a key there: looked at {looked}", "or --update FILE|URL")
     return found[1]
@@ -171,6 +173,7 @@ def _text(data: bytes, what: str) -> str:
     if len(data) > MOST_BYTES:
         raise UserError(f"{what} is larger than {MOST_BYTES >> 20} MiB", "name a smaller table")
     try:
+        # Tables that Excel wrote begin with a byte order mark.
         return data.decode("utf-8-sig")
     except ValueError:
         raise UserError(f"{what} cannot be read: it is no UTF-8 text", "name a file of prices") from None
@@ -178,6 +181,7 @@ def _text(data: bytes, what: str) -> str:
 
 def _of_table(text: str) -> Iterator[Offer]:
     """Read a table as SkyPilot keeps it, of one provider. What it calls A100 is the one with 40 GB."""
+    # SkyPilot's names (sky/catalog), where they differ from ours.
     names = {"a100": "A100-40", "a100-80gb": "A100-80", "h100-80gb-hbm3": "H100", "h100-sxm": "H100"}
     for row in csv.DictReader(io.StringIO(text)):
         told, count = row.get("AcceleratorName"), _number(row.get("AcceleratorCount"))

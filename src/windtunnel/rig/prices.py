@@ -70,6 +70,7 @@ def update_prices(source: str, *, region: str | None = None, today: date | None 
     path = prices_file()
     kept: dict[str, dict[str, Any]] = {"gpus": {}, "instances": {}}
     if path.exists():
+        # What an update does not name stays: one provider's list must not take another's prices away.
         kept |= yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     for section, entries in found.items():
         kept[section] = {**kept.get(section, {}), **entries}
@@ -87,6 +88,7 @@ def age_days(told: str, *, today: date | None = None) -> int | None:
     parts = re.fullmatch(r"(\d{4})(?:-(\d{2}))?(?:-(\d{2}))?", told.strip())
     if parts is None:
         return None
+    # Without a month the year's end counts: a price is rather called younger than older than it is.
     year, month, day = int(parts[1]), int(parts[2] or 12), int(parts[3] or 0)
     if not 1 <= month <= 12:
         return None
@@ -126,7 +128,10 @@ def _own(text: str, source: str, catalog: Catalog) -> tuple[dict[str, dict[str, 
             if name is None:
                 unknown.add(str(told))
                 continue
-            entry = _entry(prices, f"{source}: {section}.{told}", rate)
+            where = f"{source}: {section}.{told}"
+            entry = _entry(prices, where, rate)
+            if section == "gpus":
+                _sensible(entry, where)
             found[section][name] = {**entry, "date": seen, "source": str(data.get("source") or source)}
     return found, unknown
 
@@ -151,8 +156,6 @@ def _entry(prices: Any, where: str, rate: float) -> dict[str, Any]:
         if len(values) != 2 or numbers != values or values[0] > values[1]:
             raise UserError(f"{where}.{key}: {value!r} is no price", "a number of at least 0, or [low, high]")
         entry[key] = float(values[0]) if key == "interruptions" else [round(rate * v, 4) for v in values]
-    if ".gpus" in where or ": gpus." in where:
-        _sensible(entry, where)
     return entry
 
 
@@ -184,10 +187,12 @@ def _offered(
                 if instance is not None:
                     seen["instances", instance][kind].append(dollars)
     made: dict[str, dict[str, Any]] = {"gpus": {}, "instances": {}}
+    # Of an address the folder's name, which in SkyPilot's catalog is the provider's.
     where = source if source in LISTS else source.rpartition("/")[0].rpartition("/")[2] or source
     for (section, name), kinds in seen.items():
         entry: dict[str, Any] = {kind: _span(values) for kind, values in kinds.items() if values}
-        _sensible(entry if section == "gpus" else {}, f"{source}: {name}")
+        if section == "gpus":
+            _sensible(entry, f"{source}: {name}")
         if entry:
             made[section][name] = {
                 **entry, "date": today.isoformat(), "source": where if region is None else f"{where} ({region})"

@@ -33,6 +33,20 @@ class Mount:
         return path == self.folder or path.startswith(self.folder.rstrip("/") + "/")
 
 
+def cache_folder() -> Path:
+    """Return where what can be made again is kept: $WINDTUNNEL_CACHE, else `windtunnel` in the cache of the user's account."""
+    own, shared = os.environ.get("WINDTUNNEL_CACHE"), os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(own or Path(shared) / "windtunnel").expanduser()
+
+
+def nearest(folder: Path) -> Path:
+    """Return the folder, or the nearest of its parents that exists."""
+    path = folder.expanduser().absolute()
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path
+
+
 def mounts(table: Path = Path("/proc/mounts")) -> list[Mount]:
     """Return what is mounted; nothing where that cannot be told."""
     try:
@@ -46,12 +60,14 @@ def file_system(folder: Path, table: list[Mount] | None = None) -> str:
     """Type of the file system that holds a folder; empty where that cannot be told."""
     path = str(folder.resolve())
     inside = [mount for mount in (mounts() if table is None else table) if mount.holds(path)]
+    # The deepest: mounts hang within each other.
     return max(inside, key=lambda mount: len(mount.folder), default=Mount("", "")).kind
 
 
 def volumes(table: list[Mount]) -> list[str]:
     """Return folders of mounted disks that outlast a container, those of this machine before those of the network."""
     found = [m for m in table if m.writable and m.folder != "/" and not any(Mount(s, "").holds(m.folder) for s in SYSTEM)]
+    # Disks of this machine first, which are faster.
     kept = [m for kinds in (LOCAL, NETWORK) for m in found if m.kind in kinds and Path(m.folder).is_dir()]
     return list(dict.fromkeys(m.folder for m in kept if os.access(m.folder, os.W_OK)))
 

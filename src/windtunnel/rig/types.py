@@ -97,6 +97,7 @@ class Rig:
         return f"{nodes}{self.gpus_per_node} x {self.gpu.name} ({self.gpu.memory_gib:.0f} GiB), {host}"
 
 
+# NVIDIA's Grace: an environment or image of an x86_64 machine does not run there.
 _AARCH64 = ("GH200",)
 """GPUs whose hosts are aarch64 (NVIDIA Grace); the hosts of all others in the catalog are x86_64."""
 

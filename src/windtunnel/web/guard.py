@@ -94,6 +94,7 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        # Ours alone: one that a client sends could be made to look like another's in the log.
         request_id, started = uuid.uuid4().hex[:16], False
         origin = Headers(scope=scope).get("origin")
         foreign = origin if origin is not None and self.access.admits(origin) else None
@@ -136,6 +137,7 @@ class Guard:
             raise APIError(403, "this server answers only on localhost", code="forbidden_host")
         origin = headers.get("origin")
         admitted = origin is not None and self.access.admits(origin)
+        # Browsers send Origin with what a foreign page asks: without this any page could use a server on localhost.
         if origin is not None and urlsplit(origin).netloc != host and not admitted:
             raise APIError(403, "requests from other web pages are not answered", code="forbidden_origin")
         asking_before = admitted and scope["method"] == "OPTIONS"
@@ -151,6 +153,7 @@ class Guard:
 
 def _check_token(authorization: str, token: str) -> None:
     scheme, _, given = authorization.partition(" ")
+    # Equally long for every wrong token: else its letters could be guessed by the time each takes.
     right = hmac.compare_digest(given.strip().encode(), token.encode())
     if scheme.lower() != "bearer" or not right:
         challenge = {"WWW-Authenticate": "Bearer"}

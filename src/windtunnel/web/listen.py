@@ -59,6 +59,7 @@ class Access:
             )
         if token is not None and not (token.isascii() and token.isprintable() and token.strip() == token):
             raise UserError("the token must be printable ASCII without spaces around it")
+        # With a token the name does not matter: a foreign page does not know it.
         return cls(token, local and token is None)
 
 
@@ -73,6 +74,7 @@ def listening(host: str, port: int) -> socket.socket:
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
         raise UserError(f"--host {host}: {error.strerror or error}", "use 127.0.0.1") from None
+    # A server that was just ended leaves its port in TIME_WAIT for a minute.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(address)

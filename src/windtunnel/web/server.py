@@ -81,6 +81,7 @@ class Server(uvicorn.Server):
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=GRACE_SECONDS,
+            # The same as for a first head: `Connection` counts both.
             timeout_keep_alive=HEAD_SECONDS,
             h11_max_incomplete_event_size=65_536,
             http=Connection,
