@@ -10,6 +10,7 @@ from windtunnel.run import MetricsReader, RunFolder
 
 from .context import Context, Rehearsal, Stage, is_gpt, trains_here
 
+# Of a few hundred steps of a toy; a model whose targets are shifted by one stays above it.
 LEARNED = 0.9
 """Validation loss at the end over ln V: clearly better than knowing nothing."""
 SECONDS_BETWEEN_SAVES = 60.0
@@ -52,6 +53,7 @@ def saving(rehearsal: Rehearsal, say: Say) -> Evidence:
         checked = {point.step for point in metrics.series("validation_loss")}
     beside = {step + i for step in saves for i in range(1, STEPS_AROUND_SAVE + 1)}
     # Nor is a step after a validation usual: the device stood still before it.
+    # The first steps after a save share the disk and the cores with the thread that writes it.
     usual = [value for step, value in seconds.items() if step not in beside and step - 1 not in checked]
     costs = []
     for step in saves:
@@ -100,6 +102,7 @@ def export(rehearsal: Rehearsal, say: Say) -> Evidence:
     tokens = torch.from_numpy(rehearsal.prepared.validation.array[:length].astype("int64"))[None].to(rehearsal.device)
     with torch.inference_mode():
         difference = float((ours.model(tokens) - theirs(tokens)).abs().max())
+    # The same weights in the same code: any difference is another weight, not a rounding.
     if difference != 0.0:
         raise CheckFailed(f"the exported weights give other logits: they differ by up to {difference:.2e}")
     size = made.bytes

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 STEPS, EVERY = 24, 3
 """Enough saves to be caught in the middle of one."""
 EXACT = ("loss", "gradient_norm", "learning_rate")
+"""Metrics that a run which was killed has in common with one that was not, to the last bit."""
 SAMPLES = 3
 TOKENS = 4096
 
@@ -40,6 +41,7 @@ def small_run(context: Context) -> Recipe:
             "validate_every": Every(steps=STEPS // 2),
             "validation_tokens": TOKENS,
             "batch_tokens": 2 * micro * scale.gpt.sequence if scale.supervision else 1024,
+            # Half a step: accumulation is a code path of its own.
             "micro_batch": micro,
             "compile": False,  # takes longer than the run
         }
@@ -65,6 +67,7 @@ def checkpoint(context: Context, say: Say) -> Evidence:
     rehearsal.forker = context.forker
     rehearsal.__dict__["scale"] = small_run(context)  # a cached property
     rehearsal.recipe_file.write_text(dump_recipe(rehearsal.scale), encoding="utf-8")
+    # Side by side: two small runs take hardly longer than one, and the comparison needs both.
     with _one_thread_each(), _left_alone(rehearsal) as child:
         killed = kill(rehearsal, say)
         resume(rehearsal, say)
@@ -121,6 +124,7 @@ def _compare(ours: Path, theirs: Path, steps: int = STEPS) -> int:
                     what = f"{name} at step {step}: {resumed.get(step)!r} resumed, {alone.get(step)!r} left alone"
                     raise CheckFailed(what, "something outside the package decides results: other software, changed files")
             compared += len(resumed)
+    # Weights too: metrics may agree where an optimizer's state was lost, for a step or two.
     last = [CheckpointStore(run / "checkpoints").at(steps).weights() for run in (ours, theirs)]
     differ = [name for name, weights in last[0].items() if not torch.equal(weights, last[1][name])]
     if differ:

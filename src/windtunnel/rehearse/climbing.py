@@ -24,14 +24,13 @@ from windtunnel.recipe import (
     SudokuCorpus,
     ThesisCorpus,
     TrainingStage,
-    dump_recipe,
 )
 from windtunnel.rig import Rig
 
 from .context import Context, Rehearsal, trains_here
-from .following import Follower, train_command
-from .processes import Child
+from .following import train_to_end
 
+# The median of ten settles within a few percent, and the GPU is paid for.
 STEPS = 10
 GATE = 0.10
 """Most that memory and step time may exceed the plan, relative; as much below it is worth a warning."""
@@ -85,6 +84,7 @@ def _smaller(recipe: Recipe, plan: Plan) -> str:
     return f"--set stages.{recipe.training[0].name}.micro_batch={half}, half of the plan's"
 
 
+# Two saves and a validation.
 FULL_STEPS = 4
 FULL_DOCUMENTS, FULL_PUZZLES, FULL_PROBLEMS, FULL_TOKENS = 100_000, 2_000, 16, 65_536
 
@@ -95,15 +95,9 @@ def full_size(rehearsal: Rehearsal, say: Say) -> Evidence:
     from windtunnel.evaluate import evaluate_run
     from windtunnel.generate import export_model
 
-    path, root = rehearsal.folder / "full.yaml", rehearsal.folder / "full"
-    path.write_text(dump_recipe(full_recipe(rehearsal)), encoding="utf-8")
-    exported = rehearsal.folder / "full-export"
+    root, exported = rehearsal.folder / "full", rehearsal.folder / "full-export"
     try:
-        with Child(train_command(path, root=root), rehearsal.folder / "full.log", rehearsal.environment) as child:
-            code = child.wait(Follower(rehearsal, child, say).look)
-            words = child.last_words()
-        if code != 0:
-            raise CheckFailed(f"`windtunnel train` of the full-size model ended with exit code {code}: {words}")
+        train_to_end(rehearsal, full_recipe(rehearsal), root.name, say, of="the full-size model")
         run = next(root.glob("*/manifest.json")).parent
         store = CheckpointStore(run / "checkpoints")
         newest = store.newest_good(with_optimizer=True)
@@ -117,6 +111,7 @@ def full_size(rehearsal: Rehearsal, say: Say) -> Evidence:
             run, device=rehearsal.device, problems=FULL_PROBLEMS, progress=lambda share, what: say(f"{what} ({share:.0%})")
         )
     finally:
+        # Each is as large as the model, and a rehearsal is kept.
         for folder in (root, exported):
             shutil.rmtree(folder, ignore_errors=True)
     assert report.validation is not None
@@ -134,6 +129,7 @@ def full_recipe(rehearsal: Rehearsal) -> Recipe:
     """Return the recipe at full size for a few steps, on less of its data where that is generated."""
     recipe = rehearsal.resolved
     name, stage = next((name, stage) for name, stage in recipe.stages.items() if isinstance(stage, TrainingStage))
+    # The stage before is not run here.
     first = None if stage.init_from == "previous" else stage.init_from
     changed: dict[str, Any] = {
         "gates": None, "set": {}, "budget": Budget(), "share": None, "init_from": first, "overridden": {},

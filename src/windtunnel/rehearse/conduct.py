@@ -137,6 +137,7 @@ def check_recipe(options: CheckOptions, view: CheckView | None = None) -> Readin
         try:
             context = Context(options.source, tuple(options.overrides), on, folder, options.root, resume, options.sbatch)
             outcomes = _outcomes(checks, options, context, view)
+            # A traceback that the report names must still be there.
             keep = any(outcome.log for outcome in outcomes)
         finally:
             if not keep:
@@ -159,6 +160,7 @@ def default_target(recipe: Recipe) -> str:
     stages = [stage_recipe(recipe, stage.name) for stage in recipe.training] if recipe.staged else [recipe]
     plans = [make_plan(stage, rig) for stage in stages]
     offered = ({a.rig for a in plan.alternatives if a.rig} for plan in plans if not holds(plan))
+    # Of each stage the rigs that hold it; a job runs on one that holds all.
     other = cheapest({name for name in names if parse_rig(name).nodes == 1} for names in offered)
     return other or DEFAULT_TARGET
 
@@ -228,4 +230,5 @@ def rehearsal_checks(context: Context) -> list[Check]:
         proven = {stage.name for stage in later if stage.applies(context)}
     except UserError:  # the check of the recipe says it
         proven = {stage.name for stage in later}
+    # Not run twice: training, killing and resuming takes minutes.
     return [check for check in all_checks() if check.stage not in proven] + later

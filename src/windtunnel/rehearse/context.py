@@ -15,7 +15,6 @@ from windtunnel.check import RUNGS, Check, Rung
 from windtunnel.check import Context as CheckContext
 from windtunnel.plan import Plan, make_plan, resolve
 from windtunnel.recipe import (
-    ConversationCorpus,
     CountedCorpus,
     GPTModel,
     HuggingFaceModel,
@@ -23,8 +22,6 @@ from windtunnel.recipe import (
     Recipe,
     SudokuCorpus,
     TextCorpus,
-    ThesisCorpus,
-    UserCorpus,
     UserError,
     load_recipe,
     scale_model,
@@ -32,7 +29,8 @@ from windtunnel.recipe import (
 )
 from windtunnel.rig import Rig, cpu_cores, detect_rig, parse_rig
 
-from .scale import small_config, write_conversations_excerpt, write_excerpt, write_prompts_excerpt, write_theses_excerpt
+from .excerpt import excerpted
+from .scale import small_config
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,7 +43,6 @@ if TYPE_CHECKING:
     from .following import Ended
 
 
-EXCERPT_BYTES = 2_000_000
 STEPS_BEYOND = 12
 # Made again from the disk's cache in every process: memory maps do not travel.
 _STAYS_HERE = ("prepared",)
@@ -108,6 +105,7 @@ class Context(CheckContext):
     def rung(self) -> Rung:
         """Return the highest rung asked for; 'cluster' when the rigs are not known."""
         try:
+            # A rig that cannot be read hides no check: whatever a cluster needs is looked at then.
             return RUNGS[max(RUNGS.index(rig.rung) for rig in self.rigs)]  # type: ignore[arg-type]
         except UserError:
             return "cluster"
@@ -256,60 +254,11 @@ class Context(CheckContext):
         return made
 
     def excerpted(self, recipe: Recipe) -> Recipe:
-        """Return the recipe with an excerpt where its text is large."""
-        from windtunnel.data import corpus_files
-
-        corpus = recipe.data.corpus
-        if isinstance(corpus, ConversationCorpus) and corpus.files:
-            return self._fewer_conversations(recipe, corpus)
-        if isinstance(corpus, ThesisCorpus) and corpus.files:
-            return self._fewer_theses(recipe, corpus)
-        if isinstance(corpus, PromptCorpus) and corpus.files:
-            return self._fewer_prompts(recipe, corpus)
-        if not isinstance(corpus, TextCorpus | UserCorpus):
-            return recipe
-        files = corpus_files(corpus)
-        if sum(file.size for file in files) <= EXCERPT_BYTES:
-            return recipe
-        path = (self.folder / "excerpt.jsonl").resolve()
-        write_excerpt(files, corpus.separator if isinstance(corpus, TextCorpus) else None, path, EXCERPT_BYTES)
-        changed = TextCorpus(files=[str(path)], format="jsonl")
-        return recipe.model_copy(update={"data": recipe.data.model_copy(update={"corpus": changed})})
-
-    def _fewer_conversations(self, recipe: Recipe, corpus: ConversationCorpus) -> Recipe:
-        """Return the recipe with the first conversations of its files, where those are large."""
-        from windtunnel.data import listed_files, read_conversations
-
-        if sum(file.size for file in listed_files(corpus.files)) <= EXCERPT_BYTES:
-            return recipe
-        path = (self.folder / "excerpt.jsonl").resolve()
-        write_conversations_excerpt(read_conversations(recipe), path, EXCERPT_BYTES)
-        fewer = corpus.model_copy(update={"files": [str(path)], "format": "messages"})
-        return recipe.model_copy(update={"data": recipe.data.model_copy(update={"corpus": fewer})})
-
-    def _fewer_prompts(self, recipe: Recipe, corpus: PromptCorpus) -> Recipe:
-        """Return the recipe with the first prompts of its files, where those are large."""
-        from windtunnel.data import listed_files, prompt_records
-
-        if sum(file.size for file in listed_files(corpus.files)) <= EXCERPT_BYTES:
-            return recipe
-        path = (self.folder / "prompts.jsonl").resolve()
-        write_prompts_excerpt(prompt_records(corpus), path, EXCERPT_BYTES)
-        fewer = corpus.model_copy(update={"files": [str(path)]})
-        return recipe.model_copy(update={"data": recipe.data.model_copy(update={"corpus": fewer})})
-
-    def _fewer_theses(self, recipe: Recipe, corpus: ThesisCorpus) -> Recipe:
-        """Return the recipe with theses of every split, where its files are large."""
-        from windtunnel.data import listed_files, prepare
-
-        if sum(file.size for file in listed_files(corpus.files)) <= EXCERPT_BYTES:
-            return recipe
-        path = (self.folder / "excerpt.jsonl").resolve()
-        write_theses_excerpt(prepare(recipe), path, EXCERPT_BYTES)
-        fewer = corpus.model_copy(update={"files": [str(path)]})
-        return recipe.model_copy(update={"data": recipe.data.model_copy(update={"corpus": fewer})})
+        """Return the recipe with an excerpt where its files are large. Raises UserError."""
+        return excerpted(recipe, self.folder)
 
     def __getstate__(self) -> dict[str, Any]:
+        # Cached properties lie in __dict__ too: what was made once travels along, and need not be made again.
         return {name: value for name, value in self.__dict__.items() if name not in _STAYS_HERE}
 
 
@@ -364,6 +313,7 @@ class Rehearsal(Context):
     @property
     def environment(self) -> dict[str, str]:
         """Return what the environment of its training processes has besides this one's."""
+        # On a GPU the host's threads do not decide the order of sums.
         given = self.here.gpu is not None or "OMP_NUM_THREADS" in os.environ
         threads = max(1, self.threads // 2) if self.side_by_side else self.threads
         return {} if given else {"OMP_NUM_THREADS": str(threads)}

@@ -31,6 +31,7 @@ def write_random(config: dict[str, Any], folder: Path, seed: int, *, fp8: bool =
 
     from windtunnel.convert import Choice, convert_folder
 
+    # It gets its name when it is whole, so one that is there is whole.
     if folder.is_dir():
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -76,6 +77,7 @@ def convert(rehearsal: Rehearsal, say: Say) -> Evidence:
     report = json.loads(text[text.index("{") :])
     converted = {name: tensor for path in made.glob("*.safetensors") for name, tensor in load_file(path).items()}
     decoded = {name: read() for name, read in decoded_weights(Path(model.config)).items()}
+    # Training decodes while it loads, without files; both must give the same bits.
     differ = [name for name in sorted(converted.keys() | decoded.keys()) if not _same(converted.get(name), decoded.get(name))]
     if differ:
         raise CheckFailed(f"{len(differ)} tensors are decoded otherwise while training loads them, such as {differ[0]}")

@@ -6,12 +6,13 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from windtunnel.check import CheckFailed, Say
+from windtunnel.recipe import Recipe, UserError, dump_recipe
 
 from .context import Rehearsal
 from .processes import TICK, Child
@@ -44,6 +45,7 @@ class Follower:
             elif "message" in moment and self.step == 0:
                 self._say(str(moment["message"]).splitlines()[0].strip())
         now = time.monotonic()
+        # Before the first step it is the memory of imports.
         if self.step and now - self._sampled > MEMORY_SECONDS and self._child.running:
             self._sampled = now
             self._memory.append((float(self.step), self._child.memory_gib()))
@@ -136,6 +138,7 @@ def ask_at(child: Child, run: Path, step: int) -> bool:
     """Ask the run to stop if it has logged `step`; return whether it was asked."""
     from windtunnel.run import holder
 
+    # Read from the database, as a person would look: what was printed may be seconds behind.
     if max(series(run, "loss", wait=True), default=0) < step:
         return False
     by = holder(run)  # rank 0
@@ -145,17 +148,36 @@ def ask_at(child: Child, run: Path, step: int) -> bool:
 
 
 def series(run: Path, name: str, *, wait: bool = False) -> dict[int, float]:
-    """Return a metric of a run by step; wait: none where there are no metrics yet."""
-    return dict(_points(run, name, wait))
-
-
-def _points(run: Path, name: str, wait: bool) -> Iterator[tuple[int, float]]:
-    from windtunnel.recipe import UserError
+    """Return a metric of a run by step; wait: none where there are no metrics yet, as of a run that has just begun."""
     from windtunnel.run import MetricsReader
 
     try:
         with MetricsReader(run / "metrics.sqlite") as metrics:
-            yield from ((point.step, point.value) for point in metrics.series(name))
+            return {point.step: point.value for point in metrics.series(name)}
     except UserError:
-        if not wait:  # a run that has just begun has no metrics yet
+        if not wait:
             raise
+        return {}
+
+
+def train_to_end(rehearsal: Rehearsal, recipe: Recipe, name: str, say: Say, *, of: str) -> Path:
+    """Train a recipe by the command to its end; returns the folder of its runs.
+
+    Args:
+        rehearsal: in whose folder the recipe, its runs and its log are kept.
+        recipe: what to train.
+        name: of these files.
+        say: told how far it is.
+        of: what is trained, for the failure.
+
+    Raises:
+        CheckFailed: the command failed.
+    """
+    path, root = rehearsal.folder / f"{name}.yaml", rehearsal.folder / name
+    path.write_text(dump_recipe(recipe), encoding="utf-8")
+    with Child(train_command(path, root=root), rehearsal.folder / f"{name}.log", rehearsal.environment) as child:
+        code = child.wait(Follower(rehearsal, child, say).look)
+        words = child.last_words()
+    if code != 0:
+        raise CheckFailed(f"`windtunnel train` of {of} ended with exit code {code}: {words}")
+    return root

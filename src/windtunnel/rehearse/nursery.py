@@ -23,6 +23,7 @@ from windtunnel.check import Check, Outcome, Say, always, failed
 from windtunnel.launch import stop_with_parent
 from windtunnel.recipe import UserError
 
+from .processes import process_tree
 from .server import HF, PLAIN, STACK_SIGNAL
 
 SERVER = f"{__package__}.server"
@@ -61,6 +62,7 @@ class Nursery:
             what = f"it cannot be sent to a process of its own: {error}"
             return failed(check, context, time.monotonic(), what, "make the check's `run` a function of a module")
         request = pickle.dumps((dict(os.environ), os.getcwd(), sys.path, str(log), work))
+        # Twice: with torch imported ahead, and, where that kills the server itself, without.
         for _ in range(2):
             began = time.monotonic()
             try:
@@ -84,12 +86,14 @@ class Nursery:
             self._server = None
 
     def _run(self, check: Check, context: Any, request: bytes, say: Say, log: Path, began: float) -> Outcome:
+        # What is imported ahead depends on the recipe: transformers takes seconds that a GPT's checks do not need.
         port = self._start(_is_hf(context))
         assert self._server is not None
         receiver, sender = Pipe(duplex=False)
         with receiver:
             with sender:
                 port.send_bytes(request)
+                # The end of a pipe of its own for each check: a child that is killed in the middle of a word spoils no other's.
                 send_handle(port, sender.fileno(), self._server.pid)
             pid = self._await_pid(port, say)
             began = time.monotonic()  # importing torch for all checks is not this one's time
@@ -134,6 +138,7 @@ def _follow(port: Connection, receiver: Connection, pid: int, say: Say, until: f
         left = until - time.monotonic()
         if left <= 0:
             with contextlib.suppress(ProcessLookupError):
+                # So that the report says where it hangs, not only that it does.
                 os.kill(pid, STACK_SIGNAL)
                 _await_stack(log)
                 os.kill(pid, signal.SIGKILL)
@@ -163,6 +168,7 @@ def _await_stack(log: Path) -> None:
 def _is_hf(context: Any) -> bool:
     """Return whether the recipe, if it can be read, is of a Hugging Face model."""
     try:
+        # A context of another kind than ours, as in a package's tests, need not know.
         return not getattr(context, "is_gpt", True)
     except UserError:
         return False
@@ -205,8 +211,6 @@ def _frames(log: Path) -> list[str]:
 def _kill_tree(pid: int) -> None:
     import psutil
 
-    with contextlib.suppress(psutil.NoSuchProcess):
-        server = psutil.Process(pid)
-        for member in [*server.children(recursive=True), server]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                member.kill()
+    for member in process_tree(pid):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.kill()

@@ -26,6 +26,7 @@ from .readiness import Late, Readiness
 if TYPE_CHECKING:
     from windtunnel.evaluate import EvaluationReport
 
+# Not the order in which they ran: a reader wants what to do first.
 URGENCY = ("fail", "warn", "skip", "ok")
 """What needs a reader stands on top."""
 REMARKS = ("does not fit", "instead", "warning", "note")
@@ -134,6 +135,7 @@ def _cost(report: Readiness) -> list[Curve]:
     for plan in report.plans():
         if not plan.fits or plan.dollars is None or not plan.dollars_per_hour:
             continue
+        # What a plan's hours have beyond its steps: data, model, compiling, the last checkpoint.
         start = max(0.0, plan.hours * 3600 - plan.steps * plan.step_seconds) / 3600 * plan.dollars_per_hour
         curves.append(Curve(f"planned on {plan.rig}", [(0.0, start), (float(plan.steps), plan.dollars)]))
     return curves

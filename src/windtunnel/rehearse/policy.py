@@ -18,14 +18,12 @@ from windtunnel.recipe import (
     Recipe,
     RewardSource,
     Schedule,
-    dump_recipe,
     stage_recipe,
 )
 
 from .context import Context, Rehearsal, Stage, learns_policy, precedes_policy
-from .following import Follower, series, train_command
-from .processes import Child
-from .staged import runs_by_stage
+from .following import series
+from .staged import train_stages
 from .training import APART
 from .tuning import HELD_OUT, fewer, small_model, tuning_scale
 
@@ -36,6 +34,7 @@ if TYPE_CHECKING:
 ROUNDS, BEFORE_STEPS, BEFORE_ROUNDS = 6, 10, 2
 PROMPTS, SAMPLES, BEST, ANSWER_TOKENS, ASKED = 6, 3, 2, 24, 3
 LEAST_ANSWER_TOKENS = 4
+# A random toy, whose weights must move visibly within six rounds; the recipe's is for a model that can already speak.
 LEARNING_RATE = 1e-2
 RIGHT_ANSWERS, WORTHLESS = 3, ("", "I do not know.")
 VARIETY = '''"""What a scale model is rewarded for beside the recipe's own judges: many different characters."""
@@ -131,6 +130,7 @@ def _policy(context: Context, recipe: Recipe, model: Any, tokenizer: Any, replac
         "learning_rate": LEARNING_RATE, "schedule": Schedule(warmup_steps=1, warmdown=0.0, final=1.0), "answers": answers,
         "rewards": [*stage.sources, _variety(context)], "reward": None, "learners": None, "engines": None, "overlap": False,
         "in_flight": False, "placement": "local", "engine": _engine_here(stage), "engine_tensor": None,
+        # Answers of 24 tokens are nearly all cut, and nothing would be learned.
         "mask_truncated": False, "resamples": 1, "keep_rollouts": rounds,
         "cross_check": 1.0 if stage.cross_check else 0.0,
     }  # fmt: skip
@@ -177,16 +177,8 @@ def _variety(context: Context) -> RewardSource:
 def stages(rehearsal: Rehearsal, say: Say) -> Evidence:
     """Train a few steps of each stage by one command; the last begins with what the one before it made."""
     small = rehearsal.small_stages
-    path, root = rehearsal.folder / "stages.yaml", rehearsal.folder / "stages"
-    path.write_text(dump_recipe(small), encoding="utf-8")
-    with Child(train_command(path, root=root), rehearsal.folder / "stages.log", rehearsal.environment) as child:
-        code = child.wait(Follower(rehearsal, child, say).look)
-        words = child.last_words()
-    if code != 0:
-        raise CheckFailed(f"`windtunnel train` of all stages ended with exit code {code}: {words}")
-    runs, names = runs_by_stage(root), [stage.name for stage in small.training]
-    if list(runs) != names:
-        raise CheckFailed(f"stages {', '.join(names)} should have been run, {', '.join(runs) or 'none'} were")
+    runs = train_stages(rehearsal, small, say)
+    names = list(runs)
     rehearsal.before = runs[names[-2]]
     rehearsal.__dict__.pop("scale", None)  # it begins with that run from now on
     lengths = ", ".join(f"{name} {stage_recipe(small, name).budget.steps} steps" for name in names)
@@ -227,6 +219,7 @@ def _words(run: Path, *, known: bool) -> str:
         for line in path.read_text(encoding="utf-8").splitlines():
             row = json.loads(line)
             if (row["reward"] is not None) is known:
+                # The first line alone: what follows differs from answer to answer.
                 counts[str(row["why"]).splitlines()[0][:100] if row["why"] else "no words"] += 1
     most = counts.most_common(1)
     return f"'{most[0][0]}' ({most[0][1]} of {sum(counts.values())})" if most else "no answer"
@@ -258,6 +251,7 @@ def judges(rehearsal: Rehearsal, say: Say) -> Evidence:
     for prompt, answer, reward in worthless:
         if reward.accepted:
             raise CheckFailed(f"{answer!r} is accepted as an answer to prompt {prompt.number}: {reward.message}")
+    # A judge that does not agree with itself would take right answers out of training.
     twice = [(prompt, found) for prompt, found in again if found.accepted is False]
     if twice:
         prompt, found = twice[0]

@@ -74,6 +74,7 @@ class Child:
             self._heard = time.monotonic()
         elif self.running and time.monotonic() - self._heard > SILENCE_SECONDS:
             raise CheckFailed(f"no sign of life for {SILENCE_SECONDS:.0f} s; its last words: {self.last_words()}")
+        # Bytes, until a line is whole: a write may end within a character.
         *whole, self._rest = (self._rest + new).split(b"\n")
         for line in whole:
             yield line.decode("utf-8", "replace")
@@ -97,6 +98,7 @@ class Child:
     def last_words(self, count: int = 3) -> str:
         """Return the last lines of its log that are no progress, for evidence."""
         lines = [line.strip() for line in self.log.read_text("utf-8", "replace").splitlines() if line.strip()]
+        # Snapshots are JSON that begins with the step.
         spoken = [line for line in lines if not line.startswith('{"step"')]
         return " | ".join(line[:200] for line in spoken[-count:]) or "none"
 
@@ -127,6 +129,7 @@ class Child:
         for member in tree:
             with contextlib.suppress(psutil.NoSuchProcess):
                 member.kill()
+        # Until they are gone: what they still hold, a lock or a port, the next process wants.
         psutil.wait_procs(tree, timeout=10)
         self.process.wait()
 
@@ -146,13 +149,18 @@ class Child:
         return total / 2**30
 
     def _tree(self) -> list[Any]:
-        import psutil
+        return process_tree(self.process.pid)
 
-        try:
-            parent = psutil.Process(self.process.pid)
-            return [parent, *parent.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            return []
+
+def process_tree(pid: int) -> list[Any]:
+    """Return a process and all that it has started, as psutil has them; none where it is gone."""
+    import psutil
+
+    try:
+        parent = psutil.Process(pid)
+        return [parent, *parent.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
 
 
 def _await_stop(member: Any) -> None:

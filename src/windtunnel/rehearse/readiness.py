@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.check import RUNGS, Outcome, Rung, Shows
+from windtunnel.files import write_atomic
 from windtunnel.plan import Plan, cheapest
 from windtunnel.recipe import Every, GPTModel, Recipe, UserError
 from windtunnel.rig import instance_names
@@ -131,6 +131,7 @@ class Readiness:
         """Return every rung up to the highest one asked for."""
         verdicts = []
         for index, rung in enumerate(RUNGS[: RUNGS.index(self.context.rung) + 1]):
+            # A rung stands on those below it.
             bad = [o for o in self.outcomes if RUNGS.index(o.rung) <= index and (o.status == "fail" or o.blocks)]
             failed = tuple(o.check for o in bad if o.status == "fail")
             untried = tuple(o.check for o in bad if o.status != "fail")
@@ -297,6 +298,7 @@ def lacking_text(lacks: Sequence[tuple[str, str]]) -> str:
 
 def _renter(rig: str) -> str:
     """Return a cloud that has such a rig: AWS's own instances are AWS's; GPUs by number are had from several."""
+    # One that SkyPilot knows and that rents single GPUs; others are named in docs/rent.md.
     return "aws" if rig in instance_names() else "runpod"
 
 
@@ -321,6 +323,7 @@ def _plans(context: Context, outcomes: Sequence[Outcome], *, here: bool = False)
     made = []
     for rig in {rig.name: rig for rig in rigs}.values():
         # A refusal is what the check of the plan says. The report must come whatever else went wrong.
+        # Broadly: a bug in planning is what this report is to tell of.
         with contextlib.suppress(Exception):
             made.append(context.plan(rig))
     return made
@@ -331,10 +334,9 @@ def write_json_report(report: Readiness) -> Path:
     from windtunnel.watch import finite
 
     path = report.context.folder / "report.json"
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    text = json.dumps(finite(report.to_json()), indent=2, ensure_ascii=False, default=str)
     try:
-        temporary.write_text(json.dumps(finite(report.to_json()), indent=2, ensure_ascii=False, default=str) + "\n", "utf-8")
-        temporary.replace(path)
+        write_atomic(path, text + "\n", durable=False)
     except OSError as error:
         raise UserError(f"report {path} cannot be written: {error.strerror or error}") from None
     return path
@@ -365,6 +367,7 @@ def late_costs(recipe: Recipe, plan: Plan) -> dict[Shows, Late]:
     start, run = sum(plan.startup.values()), 3600 * plan.hours
     gpt = isinstance(recipe.model, GPTModel)
     validation = _after(recipe.pretrain.validate_every, plan) if gpt else run
+    # An interruption may come any time: on average half of the run is behind it then.
     seconds: dict[Shows, float] = {
         "start": start,
         "first steps": start + FIRST_STEPS * plan.step_seconds,

@@ -59,6 +59,7 @@ def run_checks(checks: Sequence[Check], context: Any, view: CheckView | None = N
                 outcome = attempt(check, context, view.detail, log)
             if outcome.blocks:
                 blocked.add(check.name)
+            # Only of what was seen: a later check must not plan with numbers of a failed one.
             elif outcome.status in ("ok", "warn"):
                 context.facts[check.name] = outcome.facts
             outcomes.append(outcome)
@@ -85,6 +86,7 @@ def select(checks: Sequence[Check], names: Sequence[str]) -> list[Check]:
             )
         if name not in wanted:
             wanted.add(name)
+            # A check that needs a stage of a rehearsal is run without it.
             waiting += [need for need in known[name].needs if need in known]
     return [check for check in checks if check.name in wanted]
 

@@ -1,23 +1,13 @@
-"""What a scale model is made of besides the recipe's rules: a small Hugging Face config, and an excerpt of the corpus."""
+"""A Hugging Face model made small by rule: its config.json with tiny numbers and every code path."""
 
 from __future__ import annotations
 
-import itertools
-import json
-from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from windtunnel.recipe import UserError
-
-if TYPE_CHECKING:
-    from windtunnel.data import Conversation, CorpusFile, PreparedData
-
-MOST_FILES, LEAST_DOCUMENT = 50, 4096
-"""Files of a corpus that an excerpt is taken from, and the bytes to which no document is cut."""
-
+# As small as kernels take: channels in multiples of 16, two layers, so that one follows another.
 LAYERS, HEADS, HEAD_DIM, HIDDEN, VOCAB, EXPERTS = 2, 4, 16, 128, 512, 8
 
+# Of all architectures: a key that a model's config lacks is not added.
 _SIZES: dict[str, int] = {
     "hidden_size": HEADS * HEAD_DIM,
     "intermediate_size": HIDDEN,
@@ -41,6 +31,7 @@ _SIZES: dict[str, int] = {
     "n_group": 2,
     "topk_group": 1,
 }
+# Lists by layer number, which would name layers that are gone; the format is the recipe's to say.
 _DROPPED = ("mlp_only_layers", "no_rope_layers", "dtype", "torch_dtype")
 _TOKENS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None}
 """Those of the real vocabulary would not be in the small one."""
@@ -76,78 +67,3 @@ def small_config(raw: dict[str, Any], vocab: int = VOCAB) -> dict[str, Any]:
     if isinstance(raw.get("sliding_window_pattern"), int):
         small["sliding_window_pattern"] = 2
     return small | _TOKENS
-
-
-def write_excerpt(files: Sequence[CorpusFile], separator: str | None, path: Path, size: int) -> None:
-    """Write the beginnings of the files, an equal share of each and about `size` bytes in all, as JSON lines.
-
-    Raises:
-        UserError: a file cannot be read, or the excerpt not be written.
-    """
-    from windtunnel.data import read_documents
-
-    chosen = files[:: -(-len(files) // MOST_FILES)]
-    share = max(1, size // len(chosen))
-    try:
-        with open(path, "w", encoding="utf-8") as lines:
-            for file in chosen:
-                left = share
-                batches = read_documents(file, separator, longest=max(share, LEAST_DOCUMENT))
-                for text in (batch.document(i) for batch in batches for i in range(len(batch))):
-                    kept = text.encode()[:left].decode("utf-8", "ignore")
-                    lines.write(json.dumps({"text": kept}) + "\n")
-                    left -= len(kept.encode())
-                    if left <= 0 or not kept:
-                        break
-    except OSError as error:
-        raise UserError(f"excerpt of the corpus: {error.filename}: {error.strerror or error}") from None
-
-
-def write_theses_excerpt(prepared: PreparedData, path: Path, size: int) -> None:
-    """Write about `size` bytes of prepared theses as JSON lines, of every split as many and spread over its period.
-
-    Raises:
-        UserError: the excerpt cannot be written.
-    """
-    try:
-        with open(path, "w", encoding="utf-8") as lines:
-            for split, count in prepared.facts["kept"].items():
-                bytes_each = (prepared.folder / f"{split}.jsonl").stat().st_size / count
-                wanted = max(1, round(size / len(prepared.facts["kept"]) / bytes_each))
-                for thesis in itertools.islice(prepared.theses(split), 0, None, -(-count // wanted)):
-                    lines.write(json.dumps(thesis.to_record(), ensure_ascii=True) + "\n")
-    except OSError as error:
-        raise UserError(f"excerpt of the corpus: {error.filename}: {error.strerror or error}") from None
-
-
-def write_prompts_excerpt(records: Iterable[dict[str, Any]], path: Path, size: int) -> None:
-    """Write the first records, about `size` bytes of them, as JSON lines.
-
-    Raises:
-        UserError: a file cannot be read, or the excerpt not be written.
-    """
-    try:
-        with open(path, "w", encoding="utf-8") as lines:
-            for record in records:
-                size -= lines.write(json.dumps(record, ensure_ascii=True, default=str) + "\n")
-                if size <= 0:
-                    break
-    except OSError as error:
-        raise UserError(f"excerpt of the corpus: {error.filename}: {error.strerror or error}") from None
-
-
-def write_conversations_excerpt(conversations: Iterable[Conversation], path: Path, size: int) -> None:
-    """Write the first conversations, about `size` bytes of them, as JSON lines with messages.
-
-    Raises:
-        UserError: a file cannot be read, or the excerpt not be written.
-    """
-    try:
-        with open(path, "w", encoding="utf-8") as lines:
-            for conversation in conversations:
-                tools = {} if conversation.tools is None else {"tools": conversation.tools}
-                size -= lines.write(json.dumps({"messages": conversation.messages, **tools}, ensure_ascii=True) + "\n")
-                if size <= 0:
-                    break
-    except OSError as error:
-        raise UserError(f"excerpt of the corpus: {error.filename}: {error.strerror or error}") from None

@@ -7,6 +7,13 @@ import sys
 import time
 from typing import Any, TextIO
 
+from rich import box
+from rich.console import Console
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
 from windtunnel.check import Check, Outcome
 from windtunnel.plan import Plan, lines
 
@@ -32,13 +39,13 @@ class Progress:
         self._terminal = self._stream.isatty()
         self._status: Any = None
         self._console: Any = None
+        self._spinner = Spinner("dots", style="cyan")
         self._check: Check | None = None
+        self._text = ""
         self._began = self._printed = 0.0
 
     def __enter__(self) -> Progress:
         if self._terminal:
-            from rich.console import Console
-
             self._console = Console(file=self._stream, highlight=False, soft_wrap=False)
             self._console.width = min(WIDTH, self._console.width)
         return self
@@ -50,8 +57,6 @@ class Progress:
         """Show that a check begins."""
         self._check, self._began = check, time.monotonic()
         if self._terminal:
-            from rich.live import Live
-
             self._text = ""
             self._status = Live(
                 console=self._console, get_renderable=self._line, transient=True, refresh_per_second=8, redirect_stderr=False
@@ -75,12 +80,10 @@ class Progress:
             self._print(f"  {SIGNS[outcome.status]} {outcome.check} ({outcome.seconds:.1f} s): {outcome.evidence}")
 
     def _line(self) -> Any:
-        from rich.spinner import Spinner
         from rich.text import Text
 
-        if not hasattr(self, "_spinner"):
-            self._spinner = Spinner("dots", style="cyan")
         assert self._check is not None
+        # What stands before it: the spinner, 17 letters of the name, the seconds and blanks.
         room = self._console.width - 29
         text = Text(self._text or self._check.proves, overflow="ellipsis", no_wrap=True, style="dim")
         text.truncate(room, overflow="ellipsis")
@@ -99,7 +102,6 @@ class Progress:
 
 
 def _finished(outcome: Outcome, width: int) -> Any:
-    from rich.text import Text
 
     sign = (f"{SIGNS[outcome.status]} ", STYLES[outcome.status])
     name, seconds = (f"{outcome.check:<17}", "bold"), (f"{outcome.seconds:4.0f} s", "dim")
@@ -110,12 +112,11 @@ def _finished(outcome: Outcome, width: int) -> Any:
 
 def show(report: Readiness, stream: TextIO | None = None) -> None:
     """Print the report: checks with their evidence, what to do, the rungs, plans side by side, the verdict."""
-    from rich.console import Console
-
     stream = stream or sys.stdout
     console = Console(file=stream, highlight=False)
     asked = os.environ.get("COLUMNS", "")
     told = stream.isatty() or (asked.isdecimal() and int(asked) > 0)
+    # Into a file rich would write 80 columns, and fold what has room.
     console.width = min(WIDTH, console.width) if told else WIDTH
     console.print()
     console.print(_checks(report))
@@ -124,6 +125,7 @@ def show(report: Readiness, stream: TextIO | None = None) -> None:
     _print_later(console, report)
     _print_rungs(console, report)
     plans = report.plans() if report.rehearsed else []
+    # Three beside each other are what 100 columns hold.
     for first in range(0, len(plans), 3):
         console.print(_plans(plans[first : first + 3]))
         console.print()
@@ -132,9 +134,6 @@ def show(report: Readiness, stream: TextIO | None = None) -> None:
 
 
 def _checks(report: Readiness) -> Any:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
 
     later = any(report.late_of(outcome) for outcome in report.outcomes)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), expand=True)
@@ -165,8 +164,6 @@ def _evidence(outcome: Outcome) -> str:
 
 def _print_remedies(console: Any, report: Readiness) -> None:
     """Print what is wrong and what to do, each problem by itself; then reservations; then what this machine cannot tell."""
-    from rich.text import Text
-
     rows: list[tuple[Any, Any]] = []
     for outcome in report.outcomes:
         if outcome.status == "fail":
@@ -186,7 +183,6 @@ def _print_remedies(console: Any, report: Readiness) -> None:
 
 
 def _print_later(console: Any, report: Readiness) -> None:
-    from rich.text import Text
 
     if report.late:
         rules = "; ".join(f"{late.rule} {late_text(late)}" for late in report.late.values())
@@ -196,7 +192,6 @@ def _print_later(console: Any, report: Readiness) -> None:
 
 
 def _print_rungs(console: Any, report: Readiness) -> None:
-    from rich.text import Text
 
     rows = []
     for verdict in report.rungs():
@@ -208,9 +203,6 @@ def _print_rungs(console: Any, report: Readiness) -> None:
 
 
 def _plans(plans: list[Plan]) -> Any:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), expand=True)
     table.add_column("plan", no_wrap=True, style="dim")
@@ -225,7 +217,6 @@ def _plans(plans: list[Plan]) -> Any:
 
 
 def _print_remarks(console: Any, plans: list[Plan]) -> None:
-    from rich.text import Text
 
     rows = [(Text(plan.rig, style="bold"), Text(note, style="dim")) for plan in plans for note in plan.notes]
     if rows:
@@ -234,7 +225,6 @@ def _print_remarks(console: Any, plans: list[Plan]) -> None:
 
 
 def _grid(rows: list[tuple[Any, Any]]) -> Any:
-    from rich.table import Table
 
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True)
@@ -245,7 +235,6 @@ def _grid(rows: list[tuple[Any, Any]]) -> Any:
 
 
 def _print_verdict(console: Any, report: Readiness) -> None:
-    from rich.text import Text
 
     style = "bold green" if report.ready else "bold yellow" if report.holds else "bold red"
     console.print(Text(report.verdict, style=style))

@@ -21,6 +21,7 @@ STACK_SIGNAL = signal.SIGUSR2
 """A check that gets it writes where it stands. A watchdog thread would do that too, but then checks could not fork safely."""
 PLAIN, HF = "--plain", "--hf"
 """Arguments of a server that imports nothing beforehand, or also what Hugging Face models need."""
+# What the checks that take longest import, and the programs that they fork.
 _AHEAD: tuple[tuple[str, ...], ...] = (
     ("torch",), ("torch._dynamo",), ("windtunnel.data", "prepare"), ("windtunnel.model", "build_gpt"),
     ("windtunnel.train", "train", "run_trial"), ("windtunnel.checkpoint", "export_run"), ("windtunnel.rl", "evaluate_trained"),
@@ -74,7 +75,9 @@ def _child(request: bytes, handle: int) -> None:
     # Its own session: what it starts can be found and ended with it, and Ctrl-C does not reach it.
     os.setsid()
     stop_with_parent()
+    # A crash of native code would leave gigabytes of a core file in the user's folder.
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    # The pipe's other end is with the main process; the server itself keeps none of it.
     sender = Connection(handle, readable=False)
     environment, folder, paths, log, rest = pickle.loads(request)
     os.environ.clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,29 +18,18 @@ if TYPE_CHECKING:
     import httpx
 
 START_SECONDS = 120.0
-ANSWER_SECONDS = 30.0
+ANSWER_SECONDS = 120.0
 STOP_SECONDS = 30.0
 TOKENS = 16
 CLIENTS = 8
 
 
 def serve(rehearsal: Rehearsal, say: Say) -> Evidence:
-    """Start the server on a free port, ask it, stop it."""
-    import httpx
-
-    assert rehearsal.run is not None
-    command = ["-m", "windtunnel", "serve", str(rehearsal.run), "--port", "0", "--device", rehearsal.device]
-    with Child(command, rehearsal.folder / "serve.log") as child:
-        say("starting")
-        url = address(child)
-        prompt, expected = _greedy(rehearsal, say)
-        with httpx.Client(base_url=url, timeout=ANSWER_SECONDS, trust_env=False) as client:
-            try:
-                numbers = _ask(client, prompt, expected, rehearsal.run, say)
-            except (httpx.HTTPError, KeyError, IndexError, ValueError) as error:
-                raise CheckFailed(f"{type(error).__name__}: {error}; the server's last words: {child.last_words()}") from None
-        say("stopping")
-        stop_server(child)
+    """Ask the server what the model itself has answered."""
+    run = rehearsal.run
+    assert run is not None
+    prompt, expected = _greedy(rehearsal, say)
+    numbers = ask_server(rehearsal, lambda client: _ask(client, prompt, expected, run, say), say)
     text = (
         f"{prompt!r} answered {expected!r} over HTTP, as generated directly; streamed the same; {CLIENTS} clients at once; "
         f"first token after {1000 * numbers['first_token_seconds']:.0f} ms; SIGTERM ended it"
@@ -47,7 +37,25 @@ def serve(rehearsal: Rehearsal, say: Say) -> Evidence:
     return Evidence(text, numbers)
 
 
-def stop_server(child: Child) -> None:
+def ask_server(rehearsal: Rehearsal, ask: Callable[[httpx.Client], dict[str, Any]], say: Say) -> dict[str, Any]:
+    """Serve the run on a free port, put questions, and stop the server; returns what `ask` found. Raises CheckFailed."""
+    import httpx
+
+    command = ["-m", "windtunnel", "serve", str(rehearsal.run), "--port", "0", "--device", rehearsal.device]
+    with Child(command, rehearsal.folder / "serve.log") as child:
+        say("starting")
+        # Past any proxy: this machine alone is asked.
+        with httpx.Client(base_url=_address(child), timeout=ANSWER_SECONDS, trust_env=False) as client:
+            try:
+                found = ask(client)
+            except (httpx.HTTPError, KeyError, IndexError, ValueError) as error:
+                raise CheckFailed(f"{type(error).__name__}: {error}; the server's last words: {child.last_words()}") from None
+        say("stopping")
+        _stop(child)
+    return found
+
+
+def _stop(child: Child) -> None:
     """End a server by SIGTERM. Raises CheckFailed where it goes on or ends badly."""
     child.terminate()
     limit = time.monotonic() + STOP_SECONDS
@@ -60,7 +68,7 @@ def stop_server(child: Child) -> None:
         raise CheckFailed(f"the server ended with exit code {code} after SIGTERM: {child.last_words()}")
 
 
-def address(child: Child) -> str:
+def _address(child: Child) -> str:
     """Return the URL that a server prints once it answers. Raises CheckFailed."""
     limit = time.monotonic() + START_SECONDS
     while time.monotonic() < limit:
@@ -83,6 +91,7 @@ def _greedy(rehearsal: Rehearsal, say: Say) -> tuple[str, str]:
     assert rehearsal.run is not None
     say("generating without the server, to compare")
     loaded = load_run(rehearsal.run, device=rehearsal.device)
+    # Held-out text without the token that begins a document, which the server puts there itself.
     document = loaded.tokenizer.decode(rehearsal.prepared.validation.array[1:25])
     question, mark, _ = document.partition("B")
     if rehearsal.prepared.corpus == "arithmetic" and mark:
@@ -110,32 +119,34 @@ def _ask(client: httpx.Client, prompt: str, expected: str, run: Path, say: Say) 
     if text != expected:
         raise CheckFailed(f"{prompt!r}: the server answers {text!r}, the model itself {expected!r}")
     say("streaming")
-    streamed, first = _stream(client, body)
+    streamed, first = stream(client, "/v1/completions", body)
     if streamed != expected:
         raise CheckFailed(f"{prompt!r}: streamed {streamed!r}, answered at once {expected!r}")
     say(f"{CLIENTS} clients at once")
     _together(client, body, expected)
     say("a request that is wrong")
+    # A server that breaks down over a wrong request would serve nobody else.
     wrong = client.post("/v1/completions", json=body | {"max_tokens": "many"})
     if wrong.status_code != 400:
         raise CheckFailed(f"max_tokens 'many' is answered {wrong.status_code}, not 400")
     return {"completion": text, "seconds": seconds, "first_token_seconds": first, "clients": CLIENTS}
 
 
-def _stream(client: httpx.Client, body: dict[str, Any]) -> tuple[str, float]:
+def stream(client: httpx.Client, path: str, body: dict[str, Any]) -> tuple[str, float]:
+    """Return the text of a streamed completion or chat, and the seconds until its first token. Raises CheckFailed."""
     began, first, text, done = time.monotonic(), 0.0, "", False
-    with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as response:
+    with client.stream("POST", path, json=body | {"stream": True}) as response:
         if response.status_code != 200:
-            raise CheckFailed(f"streaming is answered {response.status_code}")
+            raise CheckFailed(f"{path}: streaming is answered {response.status_code}")
         for line in response.iter_lines():
             if line == "data: [DONE]":
                 done = True
             elif line.startswith("data: "):
                 first = first or time.monotonic() - began
-                choices = json.loads(line.removeprefix("data: "))["choices"]
-                text += choices[0]["text"] if choices else ""
+                for choice in json.loads(line.removeprefix("data: "))["choices"]:
+                    text += (choice["delta"].get("content") if "delta" in choice else choice["text"]) or ""
     if not done:
-        raise CheckFailed("the stream ended without data: [DONE]")
+        raise CheckFailed(f"{path}: the stream ended without data: [DONE]")
     return text, first
 
 

@@ -5,27 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from windtunnel.check import CheckFailed, Evidence, Say
-from windtunnel.recipe import Recipe, TrainingStage, UserError, dump_recipe, scale_stages, stage_recipe
+from windtunnel.recipe import Recipe, TrainingStage, UserError, scale_stages, stage_recipe
 
 from .context import Context, Rehearsal, Stage, is_gpt
-from .following import Follower, train_command
-from .processes import Child
+from .following import train_to_end
 
 
 def stages(rehearsal: Rehearsal, say: Say) -> Evidence:
     """Train a few steps of each stage; the gates between them ask for nothing. Then judge the recipe's own on what was logged."""
     recipe, small = rehearsal.loaded, rehearsal.excerpted(scale_stages(rehearsal.loaded))
-    path, root = rehearsal.folder / "stages.yaml", rehearsal.folder / "stages"
-    path.write_text(dump_recipe(small), encoding="utf-8")
-    with Child(train_command(path, root=root), rehearsal.folder / "stages.log", rehearsal.environment) as child:
-        code = child.wait(Follower(rehearsal, child, say).look)
-        words = child.last_words()
-    if code != 0:
-        raise CheckFailed(f"`windtunnel train` of all stages ended with exit code {code}: {words}")
-    runs = runs_by_stage(root)
-    names = [stage.name for stage in recipe.training]
-    if list(runs) != names:
-        raise CheckFailed(f"stages {', '.join(names)} should have been run, {', '.join(runs) or 'none'} were")
+    runs = train_stages(rehearsal, small, say)
     shown, facts = [], {}
     for stage in recipe.training:
         if stage.gates is None:
@@ -34,17 +23,27 @@ def stages(rehearsal: Rehearsal, say: Say) -> Evidence:
         facts[stage.name] = judged
         shown.append(f"{stage.name}: " + ", ".join(f"{name.replace('_', ' ')} {text}" for name, text in judged.items()))
     gates = f"; the recipe's gates on these toys, shown and not obeyed: {'; '.join(shown)}" if shown else ""
-    text = f"{' then '.join(names)}, {small.budget.steps} steps each, by one command{gates}"
-    return Evidence(text, {"stages": names, "gates": facts})
+    text = f"{' then '.join(runs)}, {small.budget.steps} steps each, by one command{gates}"
+    return Evidence(text, {"stages": list(runs), "gates": facts})
 
 
-def runs_by_stage(root: Path) -> dict[str, Path]:
+def train_stages(rehearsal: Rehearsal, small: Recipe, say: Say) -> dict[str, Path]:
+    """Train all stages of a scale model by one command; returns the run of each, in order. Raises CheckFailed."""
+    runs = _runs_by_stage(train_to_end(rehearsal, small, "stages", say, of="all stages"))
+    names = [stage.name for stage in small.training]
+    if list(runs) != names:
+        raise CheckFailed(f"stages {', '.join(names)} should have been run, {', '.join(runs) or 'none'} were")
+    return runs
+
+
+def _runs_by_stage(root: Path) -> dict[str, Path]:
     """Return the runs' folders by stage, in the order in which they began. Raises CheckFailed where one did not end."""
     from windtunnel.run import RunFolder
 
     found = []
     for path in root.glob("*/manifest.json"):
         manifest = RunFolder.open(path.parent).manifest
+        # A stage whose gates were judged has ended, whatever they said.
         if "gates" not in manifest and manifest.get("status") != "done":
             raise CheckFailed(f"run {path.parent.name} did not end: {manifest.get('status')}")
         found.append((float(manifest["created"]), str(manifest.get("stage")), path.parent))

@@ -37,6 +37,7 @@ def backtest(rehearsal: Rehearsal, say: Say) -> Evidence:
     early = [trade for trade in right.account.trades if trade.entered <= trade.as_of]
     if early:
         raise CheckFailed(f"{len(early)} trades were made on the day of their thesis or before, such as of {early[0].ticker}")
+    # Costs can only take away; more with them than without is a wrong sign.
     if free.figures.total < right.figures.total - 1e-12:
         raise CheckFailed(f"without costs {free.figures.total:+.4%} is earned, with them {right.figures.total:+.4%}")
     if not all(math.isfinite(value) for value in right.account.equity):

@@ -11,12 +11,15 @@ from pathlib import Path
 from windtunnel.check import CheckFailed, Evidence, Say
 from windtunnel.recipe import dump_recipe
 
+from .checks import EXACT
 from .context import Context, Rehearsal, Stage, trains_here, trains_real_model
 from .following import Follower, Uninterrupted, await_run, series, stop_at, train_command
 from .processes import Child
 
+# A small checkpoint is written within milliseconds.
 POLL_SECONDS = 0.0005
 _COMPLETE = re.compile(r"step-\d+")
+# Not the folder of one that is being deleted, which is renamed likewise.
 _WRITING = re.compile(r"step-(\d+)\.tmp-(?!delete).*")
 
 
@@ -97,11 +100,13 @@ def _catch(child: Child, checkpoints: Path, follow: Follower) -> str:
         if writing is not None:
             child.freeze()
             tries += 1
+            # Between the look and the freeze the save may have ended, and the folder have got its name.
             if writing.exists():
                 found = _listing(writing)
                 child.kill()
                 return found
             child.thaw()
+        # Reading the log at every poll would miss the save.
         if time.monotonic() - looked > 0.1:
             looked = time.monotonic()
             follow.look()
@@ -153,7 +158,6 @@ def _newest_good(run: Path) -> int:
     return newest.step
 
 
-EXACT = ("loss", "gradient_norm", "learning_rate")
 DRAWN = ("reward", "answer_length", "entropy")
 """Of a policy, whose answers are drawn."""
 RANKS = 2
@@ -178,6 +182,7 @@ def bit_exact(rehearsal: Rehearsal, say: Say) -> Evidence:
     if run is None:
         raise CheckFailed(f"`windtunnel train` ended before training with exit code {code}: {ended.words}")
     rehearsal.reference = run
+    # 0: it had ended by itself, just before it was asked.
     if code not in (0, STOPPED):
         raise CheckFailed(f"SIGTERM should save and exit {STOPPED}; the exit code is {code}: {ended.words}")
     assert rehearsal.run is not None
@@ -220,6 +225,7 @@ def ranks(rehearsal: Rehearsal, say: Say) -> Evidence:
     assert rehearsal.reference is not None
     assert rehearsal.run is not None
     run = rehearsal.folder / "ranks" / rehearsal.reference.name
+    # A copy: the reference is still compared with.
     shutil.copytree(rehearsal.reference, run)
     start = _take_back(run, rehearsal.scale.budget.steps)
     command, before, now = _on_other_ranks(rehearsal, run)

@@ -6,7 +6,6 @@ whose weights are elsewhere, is stood in for by a random model of the same archi
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,9 +29,8 @@ from windtunnel.recipe import (
 
 from .context import Context, Rehearsal, Stage, learns_policy
 from .conversion import holds_fp8, write_random
-from .processes import Child
 from .scale import VOCAB, small_config
-from .serving import address, expect, stop_server
+from .serving import ask_server, expect, stream
 
 if TYPE_CHECKING:
     from windtunnel.data import PreparedData
@@ -43,6 +41,7 @@ STEPS, EVERY, BEYOND = 8, 3, 2
 """Of the real model, the last beyond the resumed checkpoint: a step takes seconds and a checkpoint a gigabyte and a half."""
 RANDOM_STEPS, RANDOM_EVERY = 48, 6
 DOCUMENTS, KERNEL_TASKS, EXERCISES = 1500, 24, 120
+# The recipe's share of a few hundred conversations would be none.
 HELD_OUT = 0.1
 SHORTEST, LONGEST = 128, 1024
 """Sequence of the scale model: so that half of the conversations fit."""
@@ -176,6 +175,7 @@ def _small_tokenizer(
     """Return a tokenizer of the recipe's own text; where tokens are added to it, in a folder, with spare rows for them."""
     from windtunnel.data import prepare
 
+    # Then every stage's data may train its own, as long as nobody else has to read its numbers.
     if not wanted.add and not staged:
         return BPETokenizer(vocab_size=VOCAB)
     folder = (context.folder / "small-tokenizer").resolve()
@@ -217,6 +217,7 @@ def _sequence(recipe: Recipe, whole: int) -> int:
 
     lengths = [np.diff(file.starts) for file in conversation_files(prepare(recipe))]
     half = int(np.median(np.concatenate(lengths))) if lengths else SHORTEST
+    # A power of two: kernels and compiled code are made for few lengths.
     return min(whole, max(SHORTEST, min(LONGEST, 1 << (half - 1).bit_length())))
 
 
@@ -265,6 +266,7 @@ def compare_export(run: Path, folder: Path, prepared: PreparedData, say: Say) ->
     made = export_model(run, folder, dtype="fp32")
     say("loading it with transformers alone")
     file: Any = getattr(prepared.validation, "parts", (prepared.validation,))[0]
+    # The first few dozen positions see every layer, and a CPU computes them in a moment.
     ids = file.sample(0)[0][:LOGITS] if file.packed else file.array[:LOGITS]
     tokens = torch.from_numpy(ids.astype("int64"))[None]
     with without_bar():
@@ -289,20 +291,8 @@ def compare_export(run: Path, folder: Path, prepared: PreparedData, say: Say) ->
 
 
 def serve(rehearsal: Rehearsal, say: Say) -> Evidence:
-    """Serve the run; ask for a completion and a chat, at once and streamed, and stop it."""
-    import httpx
-
-    assert rehearsal.run is not None
-    command = ["-m", "windtunnel", "serve", str(rehearsal.run), "--port", "0", "--device", rehearsal.device]
-    with Child(command, rehearsal.folder / "serve.log") as child:
-        say("starting")
-        with httpx.Client(base_url=address(child), timeout=120.0, trust_env=False) as client:
-            try:
-                said = _ask(client, say)
-            except (httpx.HTTPError, KeyError, IndexError, ValueError) as error:
-                raise CheckFailed(f"{type(error).__name__}: {error}; the server's last words: {child.last_words()}") from None
-        say("stopping")
-        stop_server(child)
+    """Ask the served run for a completion and a chat, at once and streamed."""
+    said = ask_server(rehearsal, lambda client: _ask(client, say), say)
     text = f"asked {ASKED!r} over HTTP it says {said['chat']!r}; a chat and a completion each streamed the same; SIGTERM ended it"
     return Evidence(text, said)
 
@@ -319,27 +309,11 @@ def _ask(client: Any, say: Say) -> dict[str, Any]:
         say(f"asking {path}")
         choice = expect(client.post(path, json=body), 200)["choices"][0]
         whole = choice["message"]["content"] if "chat" in path else choice["text"]
-        streamed = _streamed(client, path, body)
+        streamed, _ = stream(client, path, body)
         if streamed != whole:
             raise CheckFailed(f"{path}: streamed {streamed!r}, answered at once {whole!r}")
         said["chat" if "chat" in path else "completion"] = whole
     return said
-
-
-def _streamed(client: Any, path: str, body: dict[str, Any]) -> str:
-    text, done = "", False
-    with client.stream("POST", path, json=body | {"stream": True}) as response:
-        if response.status_code != 200:
-            raise CheckFailed(f"{path}: streaming is answered {response.status_code}")
-        for line in response.iter_lines():
-            if line == "data: [DONE]":
-                done = True
-            elif line.startswith("data: "):
-                for choice in json.loads(line.removeprefix("data: "))["choices"]:
-                    text += (choice.get("delta", {}).get("content") if "delta" in choice else choice["text"]) or ""
-    if not done:
-        raise CheckFailed(f"{path}: the stream ended without data: [DONE]")
-    return text
 
 
 CHECKS = (
