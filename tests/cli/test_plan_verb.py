@@ -18,7 +18,7 @@ from waiting import HANG
 from zygote import windtunnel
 
 from windtunnel.plan import Alternative, Layout, Moment, Option, Plan, Role, Step
-from windtunnel.rig import gpu_names
+from windtunnel.rig import load_catalog
 
 DOCS = Path(__file__).parents[2] / "docs" / "plan-json.md"
 LADDER = ("--on", "cpu", "--on", "g5.xlarge", "--on", "8xH100")
@@ -119,7 +119,7 @@ def numbers(value: Any) -> Iterator[float]:
 
 
 def test_no_number_is_nan_or_infinite_on_any_gpu() -> None:
-    on = [part for gpu in gpu_names() for part in ("--on", f"2x(4x{gpu})")]
+    on = [part for gpu in load_catalog().gpus for part in ("--on", f"2x(4x{gpu})")]
     for overrides in ((), ("--set", "model.depth=64"), ("--set", "model.depth=1")):
         done = plan("charlm", *overrides, *on, "--json")
         assert "NaN" not in done.stdout

@@ -19,7 +19,7 @@ from windtunnel.plan.constants import load_hf_constants
 from windtunnel.plan.finetune import FineTuning
 from windtunnel.plan.plan import PLANNERS, Case, Draft
 from windtunnel.recipe import Recipe, UserError, load_recipe, stage_recipe
-from windtunnel.rig import gpu_names, load_catalog, parse_rig
+from windtunnel.rig import load_catalog, parse_rig
 
 FULL = "model.adapter=null"
 DEEPSEEK = "model.config=deepseek-v3"
@@ -291,7 +291,7 @@ def test_gpts_have_only_the_layout_that_trains_them(key: str) -> None:
 @settings(max_examples=40, deadline=None)
 @given(
     model=st.sampled_from(["qwen2.5-0.5b", "qwen2.5-7b", "llama-3.1-8b", "olmo-2-7b", "qwen3-30b-a3b", "mixtral-8x7b"]),
-    gpu=st.sampled_from(sorted(gpu_names())),
+    gpu=st.sampled_from(sorted(load_catalog().gpus)),
     count=st.integers(1, 8),
     nodes=st.integers(1, 3),
     adapter=st.booleans(),

@@ -15,7 +15,7 @@ from windtunnel.model import gpt_shape
 from windtunnel.plan import GPTConstants, lines, load_constants, make_plan, refuse, resolve
 from windtunnel.plan.gpt_work import checkpoint_gib
 from windtunnel.recipe import Recipe, UserError, load_recipe, scale_model
-from windtunnel.rig import Rig, gpu_names, load_catalog, parse_rig
+from windtunnel.rig import Rig, load_catalog, parse_rig
 
 KEYS = {
     "fits", "params", "layout", "peak_gib", "limit_gib", "components", "step_seconds", "bound", "tokens_per_second",
@@ -339,7 +339,7 @@ def test_micro_batch_that_divides_nothing_is_refused() -> None:
 @settings(max_examples=40, deadline=None)
 @given(
     depth=st.integers(1, 40),
-    gpu=st.sampled_from(sorted(gpu_names())),
+    gpu=st.sampled_from(sorted(load_catalog().gpus)),
     count=st.integers(1, 8),
     nodes=st.integers(1, 4),
     batch=st.sampled_from([None, 2048, 65_536, 300_000, 2**20]),
