@@ -70,12 +70,13 @@ def give_usual_permissions(path: Path) -> None:
 
 def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
     """Write a value as JSON with `write_atomic`. JSON has no NaN: null stands for it."""
-    write_atomic(path, json.dumps(_finite(value), indent=1, allow_nan=False) + "\n", durable=durable)
+    write_atomic(path, json.dumps(with_nulls(value), indent=1, allow_nan=False) + "\n", durable=durable)
 
 
-def _finite(value: Any) -> Any:
+def with_nulls(value: Any) -> Any:
+    """Return a value as JSON can have it: None for numbers that are not finite, lists for tuples."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+        return {key: with_nulls(item) for key, item in value.items()}
+    return [with_nulls(item) for item in value] if isinstance(value, list | tuple) else value

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -17,27 +16,6 @@ from .output import print_json, print_remarks, print_table
 if TYPE_CHECKING:
     from windtunnel.evaluate import BacktestReport
     from windtunnel.recipe import Backtest
-
-
-class Sizing(StrEnum):
-    """How much of the equity a position has."""
-
-    fixed = "fixed"
-    equal = "equal"
-
-
-class At(StrEnum):
-    """The price that trades are made at."""
-
-    close = "close"
-    open = "open"
-
-
-class Vanished(StrEnum):
-    """What a position without prices is worth."""
-
-    last = "last"
-    zero = "zero"
 
 
 def backtest(
@@ -54,7 +32,8 @@ def backtest(
     sets: SetOption = None,
     hold: Annotated[int | None, typer.Option("--hold", min=1, help="Trading days a position is held; otherwise 5.")] = None,
     sizing: Annotated[
-        Sizing | None, typer.Option("--sizing", help="fixed: --weight of the equity each; equal: all of it in equal parts.")
+        Literal["fixed", "equal"] | None,
+        typer.Option("--sizing", help="fixed: --weight of the equity each; equal: all of it in equal parts."),
     ] = None,
     weight: Annotated[
         float | None, typer.Option("--weight", help="Share of the equity of each position; otherwise 0.02.")
@@ -65,9 +44,12 @@ def backtest(
     cost_bps: Annotated[float | None, typer.Option("--cost-bps", help="Fee of every trade; otherwise 5.")] = None,
     slippage_bps: Annotated[float | None, typer.Option("--slippage-bps", help="How much worse; otherwise 10.")] = None,
     cash: Annotated[float | None, typer.Option("--cash", help="Dollars to begin with; otherwise 1,000,000.")] = None,
-    trade_at: Annotated[At | None, typer.Option("--trade-at", help="The next trading day's close, or its open.")] = None,
+    trade_at: Annotated[
+        Literal["close", "open"] | None, typer.Option("--trade-at", help="The next trading day's close, or its open.")
+    ] = None,
     vanished: Annotated[
-        Vanished | None, typer.Option("--vanished", help="Worth of a ticker that has no prices any more: its last, or zero.")
+        Literal["last", "zero"] | None,
+        typer.Option("--vanished", help="Worth of a ticker that has no prices any more: its last, or zero."),
     ] = None,
     min_confidence: Annotated[
         float | None, typer.Option("--min-confidence", help="Predictions with less confidence trade nothing.")

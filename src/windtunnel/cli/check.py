@@ -41,6 +41,7 @@ def check(
     if listed:
         _list(json)
         return
+    # Wrong options are refused before the checks' code is imported, which takes much longer.
     _refuse_unwritable(html)
     if sbatch is not None:
         _refuse_no_file(sbatch)
@@ -60,9 +61,7 @@ def check(
 
         write_page(report, html)
     if json:
-        from windtunnel.watch import finite
-
-        print_json(finite(report.to_json()))
+        print_json(report.to_json())
     else:
         show(report)
         if html is not None:

@@ -29,6 +29,7 @@ def clean(
     old = [entry for entry in entries if older is not None and now - entry.used >= older * DAY]
     removed = [entry for entry in old if remove_entry(entry)]
     if older is not None:
+        # Lock files are empty and many; their data are gone, and nobody else would remove them.
         remove_locks(root, older * DAY)
     freed, whole = sum(entry.size for entry in removed), sum(entry.size for entry in entries)
     if json:

@@ -38,6 +38,7 @@ def compare(
     if json:
         print_json({"runs": [asdict(result) | {"name": result.name} for result in results], "differences": dict(differ)})
         return
+    # Runs' names are long; numbers head the columns, and the first table says whose they are.
     short = [str(number) for number in range(1, len(results) + 1)]
     _tables(results, short)
     if differ:

@@ -6,42 +6,30 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from windtunnel.recipe import GateFailed, UserError, find_model
 
 from .options import JsonOption
-from .output import print_json
+from .output import print_json, say
 
+# The whole report names every tensor, of which large models have a hundred thousand; on the screen go these.
 BRIEF = ("tensors_by_kind", "not_finite", "left_out", "error")
-
-
-class Format(StrEnum):
-    """What weights are converted to."""
-
-    bf16 = "bf16"
-    fp8 = "fp8"
-
-
-class Further(StrEnum):
-    """What becomes of blocks that predict further tokens."""
-
-    keep = "keep"
-    drop = "drop"
 
 
 def convert(
     source: Annotated[Path, typer.Argument(metavar="SRC", help="A model's folder, or its name if it was fetched.")],
     to: Annotated[Path, typer.Argument(metavar="DST", help="The folder to write; it gets its name when it is whole.")],
-    format: Annotated[Format, typer.Option("--to", help="What the weights become.")] = Format.bf16,
+    format: Annotated[Literal["bf16", "fp8"], typer.Option("--to", help="What the weights become.")] = "bf16",
     only_layers: Annotated[
         str | None, typer.Option("--only-layers", metavar="0-1", help="Only these blocks, renumbered.")
     ] = None,
-    mtp: Annotated[Further, typer.Option("--mtp", help="Blocks that predict further tokens (DeepSeek's last).")] = Further.keep,
+    mtp: Annotated[
+        Literal["keep", "drop"], typer.Option("--mtp", help="Blocks that predict further tokens (DeepSeek's last).")
+    ] = "keep",
     device: Annotated[str, typer.Option("--device", help="cpu, cuda (all GPUs) or cuda:0; the bits are the same.")] = "cpu",
     workers: Annotated[int | None, typer.Option("--workers", min=1, max=256, help="Threads; otherwise one a core.")] = None,
     verify: Annotated[
@@ -55,23 +43,23 @@ def convert(
     """
     from windtunnel.convert import REPORT, Choice, convert_folder, parse_layers, verify_folder
 
-    if verify and format is Format.fp8:
+    if verify and format == "fp8":
         raise UserError("--verify compares with a formula that is exact, and fp8 is not", "read the error that --to fp8 states")
     if source.is_file() and source.name != "config.json":
         raise UserError(f"{source} is a file; expected a model's folder", f"windtunnel convert {source.parent} {to}")
     source = find_model(str(source)) or source
     layers = None if only_layers is None else parse_layers(only_layers)
-    choice = Choice(format.value, layers, mtp.value)  # type: ignore[arg-type]  # the names are the same
+    choice = Choice(format, layers, mtp)
     try:
         made = convert_folder(source, to, choice, workers=workers, device=device, progress=_reporter())
     except KeyboardInterrupt:
-        typer.echo("stopped: the same command goes on with the files that are finished", err=True)
+        say("stopped: the same command goes on with the files that are finished")
         raise
     verified = verify_folder(source, to, choice) if verify else None
     report = made.report
     for name in report["not_finite"][:5]:
         facts = report["tensors"][name]
-        typer.echo(f"warn: {name} has {facts['nan']:,} NaN and {facts['inf']:,} infinite values", err=True)
+        say(f"warn: {name} has {facts['nan']:,} NaN and {facts['inf']:,} infinite values")
     if json:
         values: dict[str, Any] = {"path": str(made.folder), "bytes": made.bytes, "shards": made.shards, "kept": made.kept}
         brief: dict[str, Any] = {key: report[key] for key in BRIEF if key in report}
@@ -113,12 +101,14 @@ def _reporter(every: float = 0.5) -> Callable[[int, int], None]:
     def report(done: int, total: int) -> None:
         nonlocal last, first
         now = time.monotonic()
+        # What was there from an interrupted conversion is no work of this one, and would make the rate a lie.
         first = done if first is None else first
         if now - last < (every if terminal else 30.0) and not (terminal and done == total):
             return
         last = now
         rate = (done - first) / max(now - begun, 1e-9)
         left = f", {_duration((total - done) / rate)} left" if rate > 0 and done < total else ""
+        # Padded to a fixed width, so that a shorter line leaves nothing of the one before it.
         line = f"{done / 1e9:,.1f} of {total / 1e9:,.1f} GB written ({done / total:.0%}), {rate / 1e9:.2f} GB/s{left}"
         end = "\n" if not terminal or done == total else ""
         print(f"\r{line:<78}" if terminal else line, end=end, file=sys.stderr, flush=True)

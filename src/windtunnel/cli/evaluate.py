@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,8 +11,18 @@ import typer
 from windtunnel.recipe import UserError
 
 from .backtest import show_backtest
-from .options import DEFAULT_ROOT, JsonOption, RootOption, SetOption, YesOption, find_run, recipe_of
-from .output import print_json, print_remarks, print_table, progress_lines
+from .options import (
+    DEFAULT_ROOT,
+    JsonOption,
+    RootOption,
+    SetOption,
+    StepOption,
+    SupervisionOption,
+    YesOption,
+    find_run,
+    recipe_of,
+)
+from .output import print_json, print_remarks, print_table, progress_lines, say
 
 if TYPE_CHECKING:
     from windtunnel.evaluate import ActionReport, Answered, Drawing, EvaluationReport, Paired, Untuned
@@ -27,10 +36,8 @@ def evaluate(
     run: Annotated[
         Path, typer.Argument(metavar="RUN", help="A run's folder, or its name under --root; or a Hugging Face folder.")
     ],
-    step: Annotated[int | None, typer.Option("--step", min=0, help="The checkpoint of this step; otherwise the best.")] = None,
-    supervision: Annotated[
-        int | None, typer.Option("--supervision", min=1, help="Supervision steps of a recursive model; also more than trained.")
-    ] = None,
+    step: StepOption = None,
+    supervision: SupervisionOption = None,
     flop_matched: Annotated[
         bool, typer.Option("--flop-matched", help="Train FLOPs-matched baselines of a recursive run: does recursion pay?")
     ] = False,
@@ -72,10 +79,12 @@ def evaluate(
     A fine-tuned model is held against the one that it was made of, on the same data and questions. Exits 1 when the best
     checkpoint is damaged, and the next best was measured.
     """
+    # The old name still parses, hidden, so that scripts and notes that use it are told the new one.
     if worth or worth_steps is not None:
         now = "--flop-matched" + (f" --flop-matched-steps {worth_steps}" if worth_steps is not None else "")
         raise UserError("there is no --worth any more: it is called --flop-matched", f"windtunnel evaluate {run} {now}")
     folder = find_run(run, root)
+    # A Hugging Face folder: config.json, and neither of the files that the package's own runs and exports have.
     if not (folder / "recipe.yaml").is_file() and (folder / "config.json").is_file() and not (folder / "shape.json").is_file():
         given = (("--step", step), ("--supervision", supervision), ("--flop-matched", flop_matched or flop_matched_steps))
         for name, value in given:
@@ -93,6 +102,7 @@ def evaluate(
     if recipe is not None or sets or out is not None:
         what = "--recipe, --set and --out are for Hugging Face folders"
         raise UserError(f"{what}; {folder} has its own recipe and place", "leave them out")
+    # --flop-matched-steps alone means the same: it has no other use.
     if flop_matched or flop_matched_steps is not None:
         from .flop_matched import evaluate_flop_matched
 
@@ -105,7 +115,7 @@ def evaluate(
         return
 
     from windtunnel.rl import evaluate_trained
-    from windtunnel.run import RunFolder
+    from windtunnel.run import RunFolder, compare_expected
 
     from .stages import renew_page
 
@@ -113,8 +123,9 @@ def evaluate(
         folder, "best" if step is None else step, supervision=supervision, problems=problems, untuned=not no_untuned,
         drawing=_drawing(attempts, temperature, RunFolder.open(folder).recipe), progress=progress_lines(),
     )  # fmt: skip
+    # The report of a run shows its evaluation, so it is written again now that there is one.
     renew_page(folder)
-    _show(report, folder, json=json, expected=_expected(folder))
+    _show(report, folder, json=json, expected=compare_expected(RunFolder.open(folder)))
 
 
 def _drawing(attempts: int | None, temperature: float | None, recipe: Recipe) -> Drawing | None:
@@ -136,19 +147,6 @@ def _recipe_of(folder: Path, given: str | None, sets: list[str], root: Path) -> 
     return recipe_of(given, sets, root)
 
 
-def _expected(folder: Path) -> tuple[Expected, ...]:
-    """Return what was expected of a run, beside this evaluation, and put it into the run's page."""
-    from windtunnel.run import RunFolder, compare_expected
-
-    found = compare_expected(RunFolder.open(folder))
-    if found:
-        from windtunnel.watch import write_run_page
-
-        with contextlib.suppress(UserError):  # a read-only folder; what is printed is the same
-            write_run_page(folder)
-    return found
-
-
 def _show(report: EvaluationReport, folder: Path, *, json: bool, expected: Sequence[Expected] = ()) -> None:
     """Print a report; end with exit code 1 where it is of another checkpoint than was asked for, since that one is damaged."""
     _print(report, folder, json=json, expected=expected)
@@ -159,19 +157,22 @@ def _show(report: EvaluationReport, folder: Path, *, json: bool, expected: Seque
 def _print(report: EvaluationReport, folder: Path, *, json: bool, expected: Sequence[Expected]) -> None:
     from windtunnel.evaluate import STEP_COLUMNS
 
+    from .stages import print_expected
+
     values = report.to_json() | ({"expected": [item.to_json() for item in expected]} if expected else {})
     for warning in (*report.warnings, *([report.unwritten] if report.unwritten else [])):
-        typer.echo(f"warn: {warning}", err=True)
+        say(f"warn: {warning}")
     if json:
         print_json(values)
         return
     if report.tuned is not None:
         show_tuned(report, f"evaluation of {folder}")
-        _show_expected(expected)
+        print_expected(expected)
         print_remarks([("written", str(Path(report.tuned.files[0]).parent))] if report.tuned.files else [])
         for sample in values["samples"]:
             typer.echo("\n".join(f"  {k}: {v!r}" for k, v in sample.items()) + "\n")
         return
+    # Here with its interval, as one text, where the JSON has its parts.
     shown = values | {"exact_match": report.exact_match}
     left_out = ("format", "samples", "puzzles", "by_step", "warnings", "substitute", "expected")
     rows = [[k.replace("_", " "), _text(v)] for k, v in shown.items() if k not in left_out and v is not None]
@@ -180,16 +181,9 @@ def _print(report: EvaluationReport, folder: Path, *, json: bool, expected: Sequ
     print_table(f"evaluation of {folder}", ["", ""], rows)
     if report.by_step is not None and report.puzzles is None:  # those have the share that is solved by step
         print_table("held-out text by supervision step", STEP_COLUMNS, report.by_step.rows())
-    _show_expected(expected)
+    print_expected(expected)
     for sample in values.get("samples", []):
         typer.echo(repr(sample) if isinstance(sample, str) else "\n".join(f"  {k}: {v!r}" for k, v in sample.items()))
-
-
-def _show_expected(expected: Sequence[Expected]) -> None:
-    from .stages import EXPECTED_COLUMNS
-
-    if expected:
-        print_table("expected before the run", EXPECTED_COLUMNS, [item.row() for item in expected])
 
 
 def show_tuned(report: EvaluationReport, title: str) -> None:
@@ -255,6 +249,7 @@ def _answer_rows(answers: Answered, untuned: Untuned | None) -> list[list[str]]:
         each("cut, unknown", lambda a: f"{a.cut}, {a.unknown}"),
     ]
     if answers.reward is not None:
+        # Below the interval that belongs to the share of right answers.
         rows.insert(2, each("mean reward", lambda a: "-" if a.reward is None else f"{a.reward:.3f}"))
     if gain is not None:
         told = f"{gain.better} better, {gain.worse} worse"

@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from .options import DEFAULT_ROOT, BaseOption, JsonOption, RootOption, RunArgument, find_run
-from .output import print_json
+from .options import DEFAULT_ROOT, BaseOption, JsonOption, RootOption, RunArgument, StepOption, find_run
+from .output import print_json, say
 
 MUCH_ROUNDED = 0.1
 """Of an adapter's change, from which on it is said."""
-
-
-class DType(StrEnum):
-    """Number formats of exported weights."""
-
-    fp32 = "fp32"
-    bf16 = "bf16"
-    fp16 = "fp16"
 
 
 def export(
     run: RunArgument,
     to: Annotated[Path | None, typer.Option("--to", metavar="FOLDER", help="Where to write; otherwise RUN/export.")] = None,
     dtype: Annotated[
-        DType | None, typer.Option("--dtype", help="Number format of the weights; otherwise bf16, of an adapter alone fp32.")
+        Literal["fp32", "bf16", "fp16"] | None,
+        typer.Option("--dtype", help="Number format of the weights; otherwise bf16, of an adapter alone fp32."),
     ] = None,
-    step: Annotated[int | None, typer.Option("--step", min=0, help="The checkpoint of this step; otherwise the best.")] = None,
+    step: StepOption = None,
     adapter: Annotated[bool, typer.Option("--adapter", help="The adapter alone, as peft loads it, without its model.")] = False,
     base: BaseOption = None,
     root: RootOption = DEFAULT_ROOT,
@@ -45,11 +37,11 @@ def export(
     from windtunnel.generate import export_model
 
     made = export_model(
-        folder, to or folder / "export", dtype=dtype.value if dtype else None, which="best" if step is None else step,
+        folder, to or folder / "export", dtype=dtype, which="best" if step is None else step,
         adapter=adapter, base=base,
     )  # fmt: skip
     for warning in made.warnings:
-        typer.echo(f"warn: {warning}", err=True)
+        say(f"warn: {warning}")
     if json:
         values = {"path": str(made.folder), "files": list(made.files), "step": made.step, "dtype": made.dtype}
         print_json({**values, "bytes": made.bytes, "warnings": list(made.warnings), "rounding": made.rounding})
@@ -59,5 +51,6 @@ def export(
         if made.rounding is not None and made.rounding > MUCH_ROUNDED:
             lost = f"rounding to {made.dtype} is off by {made.rounding:.0%} of what the adapter changes"
             typer.echo(f"note: {lost}: --dtype fp32, or --adapter, keeps all of it")
+    # The next best was written in the place of a damaged checkpoint: usable, but not what was asked for.
     if made.warnings:
         raise typer.Exit(1)

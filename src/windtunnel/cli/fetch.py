@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from .options import JsonOption
-from .output import print_json
-
-
-class Part(StrEnum):
-    """What can be fetched without the rest."""
-
-    tokenizer = "tokenizer"
+from .output import print_json, say
 
 
 def fetch(
@@ -24,7 +17,7 @@ def fetch(
         typer.Argument(metavar="NAME", help="A built-in model (smollm2-135m), OWNER/NAME on the hub, or, to --verify, a folder."),
     ] = None,
     only: Annotated[
-        Part | None,
+        Literal["tokenizer"] | None,
         typer.Option(
             "--only", help="Config and tokenizer alone: megabytes, enough to plan and to prepare data.", metavar="tokenizer"
         ),
@@ -45,9 +38,6 @@ def fetch(
     """
     from windtunnel.model import fetch_model, verify_hashes
     from windtunnel.recipe import UserError
-
-    def say(what: str) -> None:
-        typer.echo(what, err=True)
 
     if verify:
         made = verify_hashes(name, say, to=to)

@@ -8,7 +8,7 @@ import typer
 
 from .launch_ssh import fetch, is_remote
 from .options import DEFAULT_ROOT, JsonOption, RootOption
-from .output import print_json
+from .output import print_json, say
 
 
 def fetch_run(
@@ -25,7 +25,7 @@ def fetch_run(
     elif "://" not in run:
         raise UserError(f"{run} is no address", "for example: windtunnel fetch-run ssh:HOST, or s3://bucket/runs/RUN")
     else:
-        folder = bring_run(run_url(run), root, lambda text: typer.echo(text, err=True), to_train=False)
+        folder = bring_run(run_url(run), root, say, to_train=False)
     if json:
         print_json({"run": str(folder)})
     else:

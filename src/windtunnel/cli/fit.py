@@ -78,6 +78,7 @@ def _free(source: str, sets: Sequence[str]) -> list[str]:
     """Let the depth of a run's own recipe be chosen again, and its limits go where others are named."""
     from windtunnel.recipe import LIMITS, load_recipe
 
+    # A run's recipe has the depth that was chosen for its own budget; the next budget may buy another.
     free = ["model.depth=auto"] if load_recipe(source).model.kind == "gpt" else []
     named = {key for item in sets if (key := item.partition("=")[0].strip()).startswith("budget.")}
     return free + [f"budget.{key}=null" for key in LIMITS if named and f"budget.{key}" not in named]
@@ -89,6 +90,7 @@ def _comparable(results: Sequence[RunResult]) -> None:
     unscored = [r.name for r in results if r.loss is None or not r.scaling or not r.tokens]
     if unscored:
         raise UserError(f"never validated, or without a plan: {', '.join(unscored)}", "leave them out")
+    # Compared by checksum of the prepared data, not by file name: the same name may hold other text.
     if len({r.data for r in results}) > 1:
         others = [r.name for r in results if r.data != results[0].data]
         raise UserError(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from .output import print_json, print_remarks, print_table
+from .output import print_json, print_remarks, print_table, say
 
 if TYPE_CHECKING:
     from windtunnel.evaluate import Comparison
@@ -25,7 +25,7 @@ class Aside:
 
     def say(self, text: str) -> None:
         """Show one line."""
-        typer.echo(text, err=True)
+        say(text)
 
     def close(self) -> None:
         """Have no terminal to give back."""
@@ -99,7 +99,7 @@ def _announce(comparison: Comparison, found: dict[str, Beside], *, yes: bool, js
     lines = [" ".join(cells) for cells in rows]
     if json:
         for line in lines:
-            typer.echo(line, err=True)
+            say(line)
     else:
         print_table(f"compared for {comparison.length.steps:,} steps each; FLOPs as a share of the run's", COST_COLUMNS, rows)
     if not total:
@@ -108,6 +108,7 @@ def _announce(comparison: Comparison, found: dict[str, Beside], *, yes: bool, js
     models = sum(state != "there" for *_, state in rows)
     words = f"to train: {share:.2f} times the run's own FLOPs, about {_time(comparison, total)} and starting up {models} times"
     typer.echo(words, err=json)
+    # Baselines may cost several times the run that they are for; that is spent only on purpose.
     if share > ASK_FROM and not yes:
         offered = comparison.steps_within()
         raise UserError(

@@ -108,13 +108,16 @@ def expect(
         stall, written = STALL_SECONDS, plan.checkpoint_gib / SAVE_GIB_PER_SECOND
         saves = f"{plan.checkpoint_gib:,.2f} GiB, at what was measured on an H200"
     else:  # of a checkpoint of another size in proportion
+        # Saving time is taken to grow with size alone: files are large, so that bandwidth decides.
         share = plan.checkpoint_gib * 1024 / known.mib if known.mib else 1.0
         stall, written = known.stall * share, known.seconds * share
         saves = f"{known.count} saves of {known.mib:,.1f} MiB in run {known.run}"
         saves += "" if 0.9 < share < 1.1 else f", times {share:,.3g}"
+    # A machine's upload is taken to be as fast as its download: providers state one number.
     sent = 0.0 if recipe.checkpoints.mirror is None else plan.checkpoint_gib * 2**30 / (rig.download_gbs * 1e9)
     every = recipe.checkpoints.every
     interval = (every.seconds if every.seconds is not None else (every.steps or 0) * plan.step_seconds) / 3600 or planned
+    # Compiling and loading are paid again at each start, as the plan has them for the first.
     again = AGAIN_SECONDS + sum(plan.startup.values())
     found = under_interruptions(
         planned, per_hour=rate[0], interval=min(interval, planned) or 1e-9, save=stall / 3600, restart=again / 3600,

@@ -104,40 +104,25 @@ def launch(
     """
     if to is None:
         raise UserError("launch needs to know where", "--to ssh:HOST, or --to FOLDER for a job of Megatron-Bridge")
+    # A mirror is where runs are seen, not where they train, though both are given with --to.
     if (url := url_of(to)) is not None:
         if not status:
             raise UserError(f"--to {to}: a mirror is no machine", f"--to ssh:HOST --set checkpoints.mirror={url}")
         show_mirrored(url, as_json=json)
         return
-    if to.startswith("ssh:") and "," in to and not status:
-        from .launch_ssh import keep_ssh
-
-        price, gpus = _of_rig(on, price)
-        raise typer.Exit(
-            keep_ssh(
-                recipe,
-                to,
-                sets or (),
-                python=python,
-                price=price,
-                gpus=gpus,
-                job=job,
-                every=every,
-                then_stop=then_stop,
-                idle=idle,
-                as_json=json,
-            )
-        )
     if to.startswith("ssh:"):
-        from .launch_ssh import launch_ssh, show_status
+        from .launch_ssh import keep_ssh, launch_ssh, show_status
 
         if status:
             show_status(to, as_json=json)
-        else:
-            price, gpus = _of_rig(on, price)
-            launch_ssh(
-                recipe, to, sets or (), python=python, price=price, gpus=gpus, then_stop=then_stop, idle=idle, as_json=json
-            )
+            return
+        from windtunnel.remote import How
+
+        price, gpus = _of_rig(on, price)
+        how = How(python, price, (), then_stop, idle, gpus)
+        if "," in to:
+            raise typer.Exit(keep_ssh(recipe, to, sets or (), how, job=job, every=every, as_json=json))
+        launch_ssh(recipe, to, sets or (), how, as_json=json)
         return
     if to == "slurm":
         from .launch_slurm import launch_slurm, show_jobs
@@ -151,6 +136,7 @@ def launch(
                 temporary=temporary, dry=dry, as_json=json,
             )
         )  # fmt: skip
+    # What is left may be a folder. Clouds first: a folder named aws has to be given as ./aws.
     to = ALIASES.get(to.lower(), to)
     if to in CLOUDS:
         from .launch_sky import launch_sky
@@ -188,6 +174,7 @@ def _refuse_unknown(to: str, recipe: str | None, sets: Sequence[str]) -> None:
     """Refuse what is rather the name of a provider than of a folder: of a recipe that has no job, any bare word."""
     if "/" in to or Path(to).exists():
         return
+    # `--to lamda` would else write a folder of that name, and seem to have worked.
     known = difflib.get_close_matches(to.lower(), [*CLOUDS, *ALIASES, "sky", "slurm"], n=1, cutoff=0.6)
     if known or to.lower() in ELSEWHERE or (recipe is not None and not _has_job(recipe, sets)):
         raise UserError(
@@ -218,6 +205,7 @@ def _render(
         names = ", ".join(each.name for each in loaded.training)
         raise UserError(f"recipe {loaded.name} has several stages that train: {names}", "--stage NAME")
     plan = make_plan(loaded, rig)
+    # A job that cannot fit would fail only once its nodes are allocated and waited for.
     if not plan.fits:
         raise UserError(
             f"{loaded.name} does not fit {rig.name}: {'; '.join(plan.reasons)}",

@@ -13,13 +13,15 @@ import typer
 
 from windtunnel.recipe import UserError
 
-from .output import print_json
+from .output import print_json, say
 
+# Every look is a few requests, which stores bill.
 LOOK_SECONDS = 10.0
 
 
 def url_of(run: object) -> str | None:
     """Return the address of a mirror, also of one that has been read as a path; None: it is none."""
+    # One slash or more: pathlib, which reads the argument first, makes s3:/bucket of s3://bucket.
     found = re.fullmatch(r"(s3|gs|az|sftp|file):/+(.+)", str(run))
     if found is None:
         return None
@@ -37,8 +39,9 @@ def show_status(url: str, *, as_json: bool) -> None:
         for name in runs_in(url):
             each = f"{url.rstrip('/')}/{name}" if name else url
             item = status_of(look(each, Path(place)))
+            # What the mirror has is the last that was sent: whether anybody still trains is only seen by waiting for news.
             if item["status"] != "done" and (item["lost"] or item["status"] == "running"):
-                typer.echo(f"looking whether {each} is still trained, for up to 20 s", err=True)
+                say(f"looking whether {each} is still trained, for up to 20 s")
                 alive = is_trained(each)
                 item |= {"status": "running" if alive else "failed", "lost": not alive}
                 item["reason"] = None if alive else "nobody trains it any more: its machine is gone"
@@ -63,6 +66,7 @@ def print_log(url: str, *, follow: bool, lines: int | None) -> None:
             while follow and is_trained(url):
                 time.sleep(LOOK_SECONDS)
                 _, text = read_log(url, Path(place))
+                # A log that has become shorter was rotated: all of it is new.
                 typer.echo(text[shown:] if len(text) >= shown else text, nl=False)
                 shown = len(text)
         except KeyboardInterrupt:
@@ -77,7 +81,7 @@ def stop_mirrored(url: str, *, seconds: float, as_json: bool) -> int:
 
     url = run_url(url)
     who = f"{getpass.getuser()} on {socket.gethostname()}"
-    ended = ask_to_stop(url, who, lambda text: typer.echo(text, err=True), seconds=seconds)
+    ended = ask_to_stop(url, who, say, seconds=seconds)
     if not ended:
         raise UserError(f"{url}: it has not ended after {seconds:.0f} s", "wait longer: --wait SECONDS; or end its machine")
     with tempfile.TemporaryDirectory(prefix="wt-look-") as place:

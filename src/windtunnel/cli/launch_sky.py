@@ -13,7 +13,8 @@ import typer
 
 from windtunnel.recipe import UserError
 
-from .output import print_json
+from .options import rig_at
+from .output import print_json, say
 
 if TYPE_CHECKING:
     from windtunnel.plan import Plan
@@ -32,42 +33,41 @@ def launch_sky(
     interruptions: float | None, root: Path, as_json: bool,
 ) -> int:  # fmt: skip
     """Write the task for the rig that the plan priced, and start it; returns the exit code."""
-    from dataclasses import replace
-
     from windtunnel.plan import hours_text, plan_whole
     from windtunnel.recipe import load_recipe
     from windtunnel.remote import Rented, compare_with_schema, require_credentials, require_spot, start_command, write_job
-    from windtunnel.rig import parse_rig
 
     from .interrupted import OF_CLUSTERS, is_spot, rate_of
 
     if recipe is None or on is None:
         raise UserError("a machine is rented for a recipe and a rig", f"windtunnel launch charlm --on 8xH100 --to {to}")
     if spot and (told := require_spot(to)):
-        typer.echo(f"warn: {told}", err=True)
+        say(f"warn: {told}")
     on = f"{on}@spot" if spot and "@" not in on else on
-    loaded, rig = load_recipe(recipe, sets), parse_rig(on)
-    rig = rig if price is None else replace(rig, dollars_per_hour=price, price_note="--price")
+    loaded, rig = load_recipe(recipe, sets), rig_at(on, price)
+    # Refused before anything is rented: this is the one mistake that costs the whole training.
     if loaded.checkpoints.mirror is None:
         raise UserError(
             "a rented machine ends with its disk: without a mirror nothing would come home",
             "--set checkpoints.mirror=s3://my-bucket/runs",
         )
     if not dry:
+        # A dry run needs no account: it shows the task to people who are still choosing where to rent.
         require_credentials(to)
     plan = plan_whole(loaded, rig)
     rented = Rented(rig, plan.hours, plan.disk_gib)
     cost = (
         "no known price" if plan.dollars is None else f"about ${plan.dollars:,.0f} of GPU time at ${rig.dollars_per_hour:,.2f}/h"
     )
-    typer.echo(f"{loaded.name} on {rig.name}: {hours_text(plan.hours)}, {cost} ({rig.price_note})", err=True)
+    say(f"{loaded.name} on {rig.name}: {hours_text(plan.hours)}, {cost} ({rig.price_note})")
     if to == "kubernetes" and is_spot(on):
-        typer.echo(f"note: {OF_CLUSTERS}", err=True)
+        say(f"note: {OF_CLUSTERS}")
     rate = rate_of(on, interruptions, spot=spot and to != "kubernetes")
     _tell_interruptions(plan, rig, loaded, on, rate, root)
     if spot:
-        typer.echo(_saved_within(plan, rig, to), err=True)
+        say(_saved_within(plan, rig, to))
     if dry:
+        # A dry run leaves nothing behind, but shows the very file that would be written.
         with tempfile.TemporaryDirectory() as place:
             file = write_job(loaded, rented, to, Path(place) / f"{loaded.name}-{to}", spot=spot)
             text, said = file.read_text(encoding="utf-8"), compare_with_schema(file)
@@ -77,12 +77,14 @@ def launch_sky(
             print_json(yaml.safe_load(text))
         else:
             typer.echo(text)
-        typer.echo(said, err=True)
+        say(said)
         return 0
     folder = Path(f"{loaded.name}-{to}-{datetime.now(UTC):%Y%m%d-%H%M%S}")
+    # Before the folder is written: it refuses where SkyPilot is not installed.
     command = start_command(folder / "task.yaml", to, spot=spot)
     file = write_job(loaded, rented, to, folder, spot=spot)
-    typer.echo(f"{file}: SkyPilot rents the machine now, and asks first", err=True)
+    say(f"{file}: SkyPilot rents the machine now, and asks first")
+    # SkyPilot shows its own prices and asks: what is paid for is confirmed by a person, not by this command.
     _rent(command)
     job = f"{loaded.checkpoints.mirror}/{folder.name}"
     typer.echo(
@@ -102,9 +104,9 @@ def _tell_interruptions(plan: Plan, rig: Rig, recipe: Recipe, on: str, rate: tup
 
     if rate is not None:
         for label, text in expect(plan, rig, recipe, rate, root).remarks():
-            typer.echo(f"{label}: {text}", err=True)
+            say(f"{label}: {text}")
     elif is_spot(on):
-        typer.echo(f"note: {UNCOUNTED}", err=True)
+        say(f"note: {UNCOUNTED}")
 
 
 def _rent(command: Sequence[str]) -> None:

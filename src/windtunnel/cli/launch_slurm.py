@@ -11,7 +11,8 @@ import typer
 
 from windtunnel.recipe import UserError
 
-from .output import print_json, print_table
+from .options import rig_at
+from .output import print_json, print_table, say
 
 if TYPE_CHECKING:
     from windtunnel.cluster import JobLine, Prepared
@@ -32,13 +33,14 @@ def launch_slurm(
         recipe, on, sets, options=options, notice=notice, container=container, root=root, price=price, temporary=temporary
     )
     for text in (told, *prepared.notes):
-        typer.echo(text, err=True)
+        say(text)
     if dry:
         _show(prepared, as_json=as_json)
         return 0
+    # Inside an allocation a second job would wait for nodes that this one holds.
     within = in_allocation()
     if within is not None:
-        typer.echo(f"within allocation {within}: the job runs here, now (unset SLURM_JOB_ID to submit it instead)", err=True)
+        say(f"within allocation {within}: the job runs here, now (unset SLURM_JOB_ID to submit it instead)")
         return run_here(prepared)
     try_job(prepared)
     job = submit_job(prepared)
@@ -65,26 +67,23 @@ def _show(prepared: Prepared, *, as_json: bool) -> None:
     if as_json:
         print_json({"script": prepared.script, "spec": dataclasses.asdict(prepared.spec), "slurm": says})
     else:
-        typer.echo(f"Slurm: {says}", err=True)
+        say(f"Slurm: {says}")
 
 
 def _prepare(
     recipe: str, on: str | None, sets: Sequence[str], *, options: Sequence[str], notice: int | None, container: str | None,
     root: Path, price: float | None, temporary: str,
 ) -> tuple[Prepared, str]:  # fmt: skip
-    from dataclasses import replace
-
     from windtunnel.cluster import Wish, prepare_job
     from windtunnel.plan import hours_text, plan_whole
     from windtunnel.recipe import load_recipe
-    from windtunnel.rig import parse_rig
 
     if on is None:
         raise UserError("a job is for the rig that its nodes are", "--on '2x(8xH100)', --on 8xH100, or --on cpu")
-    loaded, rig = load_recipe(recipe, sets), parse_rig(on)
-    rig = rig if price is None else replace(rig, dollars_per_hour=price, price_note="--price")
+    loaded, rig = load_recipe(recipe, sets), rig_at(on, price)
     plan = plan_whole(loaded, rig)
     wish = Wish(
+        # A time limit that the plan's own error may exceed would cut trainings that are on their way.
         rig=rig, hours=plan.hours * (1 + plan.error.get("time", 0.0)), save_seconds=plan.startup.get("last checkpoint", 0.0),
         disk_gib=plan.disk_gib, options=tuple(options), notice=notice, container=container, root=root,
         price=rig.dollars_per_hour, temporary=temporary,
@@ -116,6 +115,7 @@ def show_jobs(root: Path, *, as_json: bool) -> None:
 
 def jobs_of_runs(root: Path) -> tuple[dict[Path, JobLine], list[JobLine]]:
     """Return the newest run of each job that has not ended -> the job, and the jobs that have no run yet."""
+    # No job was ever submitted from here, and the cluster's code need not be imported to list runs.
     if not (root / "slurm").is_dir():
         return {}, []
     from windtunnel.cluster import list_jobs
@@ -136,6 +136,7 @@ def stop_slurm(run: Path, root: Path, *, kill: bool, seconds: float, as_json: bo
     from windtunnel.cluster import SlurmJob, find_job, is_over, job_of, stop_job
 
     job = find_job(run, root)
+    # A run that is named is stopped by its own means too, after its job, so that its state is reported as always.
     named = job is not None
     if job is None:
         made = next((made for folder in (run, root / run) if folder.is_dir() and (made := job_of(folder)) is not None), None)
@@ -145,7 +146,7 @@ def stop_slurm(run: Path, root: Path, *, kill: bool, seconds: float, as_json: bo
         if is_over(job):
             return False
     if not is_over(job):
-        stop_job(job, lambda text: typer.echo(text, err=True), kill=kill)
+        stop_job(job, say, kill=kill)
     _wait(job, seconds)
     runs = job.runs()
     if named and as_json:

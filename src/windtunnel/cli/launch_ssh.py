@@ -4,36 +4,36 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from windtunnel.recipe import UserError
 
-from .output import print_json, print_table
+from .output import number, print_json, print_table, say
+
+if TYPE_CHECKING:
+    from windtunnel.remote import How
 
 COLUMNS = ("run", "status", "step", "loss", "validation", "$", "note")
 
 
 def launch_ssh(
-    recipe: str | None, to: str, sets: Sequence[str], *, python: str | None, price: float | None, gpus: int | None,
-    then_stop: str | None, idle: float, as_json: bool,
+    recipe: str | None, to: str, sets: Sequence[str], how: How, *, as_json: bool
 ) -> None:  # fmt: skip
     """Start a recipe, or go on with a run from its mirror, on another machine; then say how to look at it."""
-    from windtunnel.remote import Address, How, launch_from_mirror, launch_recipe
-
-    def say(text: str) -> None:
-        typer.echo(text, err=True)
+    from windtunnel.remote import Address, launch_from_mirror, launch_recipe
 
     address = Address.parse(to)
     if recipe is None:
         raise UserError("launch needs a recipe, or the address of a run's mirror", f"windtunnel launch charlm --to {to}")
-    more = tuple(word for item in sets for word in ("--set", item)) if "://" in recipe else ()
-    how = How(python, price, more, then_stop, idle, gpus)
     if "://" in recipe:
-        run = launch_from_mirror(address, recipe, how, say)
+        # What is changed goes along as words: the run's own recipe is in the mirror, and is read there.
+        more = tuple(word for item in sets for word in ("--set", item))
+        run = launch_from_mirror(address, recipe, replace(how, arguments=more), say)
     else:
         from windtunnel.recipe import load_recipe
 
@@ -48,15 +48,14 @@ def launch_ssh(
 
 
 def keep_ssh(
-    recipe: str | None, to: str, sets: Sequence[str], *, python: str | None, price: float | None, job: str | None,
-    every: float, gpus: int | None, then_stop: str | None, idle: float, as_json: bool,
+    recipe: str | None, to: str, sets: Sequence[str], how: How, *, job: str | None, every: float, as_json: bool
 ) -> int:  # fmt: skip
     """Train a recipe on one of several machines, on another one whenever that is lost, until it ends; returns the exit code."""
     from windtunnel.recipe import load_recipe
-    from windtunnel.remote import Address, How, find, keep, own_mirror, relaunch
+    from windtunnel.remote import Address, find, keep, own_mirror, relaunch
 
-    def say(text: str) -> None:
-        typer.echo(f"{datetime.now():%H:%M:%S} {text}", err=True)
+    def timed(text: str) -> None:
+        say(f"{datetime.now():%H:%M:%S} {text}")
 
     addresses = Address.parse_several(to)
     if recipe is None or "://" in recipe:
@@ -69,19 +68,21 @@ def keep_ssh(
             "a machine that is lost takes the run with it: without a mirror no other one could go on",
             "--set checkpoints.mirror=s3://my-bucket/runs",
         )
+    # A job's name is how a second watch finds the runs of the first, on whichever machine they are by then.
     again, job = job is not None, job or f"{loaded.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    own, how = own_mirror(loaded, job), How(python, price, ("--restartable",), then_stop, idle, gpus)
-    run = find(addresses, own, say) if again else None
-    run = run or relaunch(addresses, own, how, say)
+    own, how = own_mirror(loaded, job), replace(how, arguments=("--restartable",))
+    run = find(addresses, own, timed) if again else None
+    run = run or relaunch(addresses, own, how, timed)
     words = ["windtunnel", "launch", recipe, "--to", to, *(word for item in sets for word in ("--set", item)), "--job", job]
-    words += [] if price is None else ["--price", f"{price:g}"]
-    words += [] if then_stop is None else ["--then-stop", then_stop]
-    say(f"{run} trains there, mirrored below {own.checkpoints.mirror}")
-    say(f"Ctrl-C ends this watch, not the training; to watch again: {shlex.join(words)}")
+    words += [] if how.price is None else ["--price", f"{how.price:g}"]
+    words += [] if how.then_stop is None else ["--then-stop", how.then_stop]
+    timed(f"{run} trains there, mirrored below {own.checkpoints.mirror}")
+    timed(f"Ctrl-C ends this watch, not the training; to watch again: {shlex.join(words)}")
     try:
-        kept = keep(addresses, run, own, how, say, period=every)
+        kept = keep(addresses, run, own, how, timed, period=every)
     except KeyboardInterrupt:
-        say("the watch has ended; the run trains on")
+        timed("the watch has ended; the run trains on")
+        # As for Ctrl-C anywhere; what ended is only the watching.
         return 130
     if as_json:
         print_json({"run": str(kept.run), "status": kept.status, "reason": kept.reason, "moves": kept.moves, "job": job})
@@ -111,16 +112,15 @@ def print_status(where: str, found: list[dict[str, Any]]) -> None:
     rows = []
     for item in found:
         values = (item[name] for name in ("step", "loss", "validation_loss", "dollars"))
-        rows.append([Path(item["path"]).name, item["status"], *map(_text, values), item["problem"] or item["reason"] or ""])
+        rows.append([Path(item["path"]).name, item["status"], *map(number, values), item["problem"] or item["reason"] or ""])
     print_table(f"runs on {where}", COLUMNS, rows, whole=("run", "status"))
 
 
 def status_of(run: Path) -> dict[str, Any]:
     """Return a run of this machine as `windtunnel runs --json` tells it."""
-    from dataclasses import asdict
-
     from windtunnel.run import list_runs
 
+    # Through the list, so that one run is told with the same keys as many.
     return next(asdict(item) for item in list_runs(run.parent) if item.path == run)
 
 
@@ -137,15 +137,9 @@ def fetch(run: str, root: Path) -> Path:
     from windtunnel.remote import Address
     from windtunnel.remote import fetch as fetch_there
 
-    return fetch_there(Address.parse(run), root, lambda text: typer.echo(text, err=True))
+    return fetch_there(Address.parse(run), root, say)
 
 
 def is_remote(run: object) -> bool:
     """Return whether this names a run of another machine."""
     return str(run).startswith("ssh:")
-
-
-def _text(value: float | None) -> str:
-    if value is None:
-        return ""
-    return f"{value:.4f}" if isinstance(value, float) else f"{value:,}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from .options import DEFAULT_ROOT, JsonOption
-from .output import print_json, print_remarks, print_table
+from .output import money, print_json, print_remarks, print_table
 
 if TYPE_CHECKING:
     from windtunnel.run import Kind
@@ -55,15 +55,15 @@ def ledger(
         return
     if by == "run":
         rows = [
-            [e.path.name, e.rig, e.status, _money(e.dollars), _money(e.planned_dollars), f"{e.hours:,.2f}", _ahead(e.ahead)]
+            [e.path.name, e.rig, e.status, money(e.dollars), money(e.planned_dollars), money(e.hours), _ahead(e.ahead)]
             for e in sorted(entries, key=lambda e: e.dollars or 0.0, reverse=True)
         ]
         columns = ["run", "rig", "status", "$", "planned $", "h", "$ saved by stopping"]
     else:
         lines = sums(entries, by)
         rows = [
-            [line.name, str(line.runs), _money(line.dollars), _money(line.planned),
-             "-" if line.hours is None else f"{line.hours:,.2f}", _ahead(line.ahead)]
+            [line.name, str(line.runs), money(line.dollars), money(line.planned),
+             money(line.hours), _ahead(line.ahead)]
             for line in lines
         ]  # fmt: skip
         columns = [by, "runs", "$", "planned $", "h", "$ saved by stopping"]
@@ -79,19 +79,17 @@ def ledger(
     for each in stand:
         name = f"{each.limit.kind} {each.limit.name}".strip()
         share = each.spent / each.limit.dollars
+        # Half a cent: sums of rounded prices differ by less without anything going on.
         later = f", ${each.expected:,.2f} when what runs has ended" if each.expected > each.spent + 0.005 else ""
         told = f"budget of {name}: ${each.spent:,.2f} of ${each.limit.dollars:,.2f} spent ({share:.0%}){later}"
         typer.echo({"ok": told, "warn": f"warn: {told}", "over": f"over: {told}"}[each.level])
+    # Exit code 1, so that a scheduler can refuse to start the next training.
     if over:
         raise typer.Exit(1)
 
 
 def _runs(count: int) -> str:
     return "1 run" if count == 1 else f"{count} runs"
-
-
-def _money(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.2f}"
 
 
 def _ahead(value: float) -> str:

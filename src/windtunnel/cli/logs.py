@@ -13,6 +13,7 @@ import typer
 from .launch_mirror import print_log, url_of
 from .launch_ssh import attach, is_remote
 from .options import DEFAULT_ROOT, RootOption, find_run
+from .output import say
 
 RUN = "run"
 """What --which calls the log of the run itself."""
@@ -74,6 +75,7 @@ def logs(
     if not files and not follow:
         names = ", ".join([RUN, *(path.stem for path in part_logs(folder)), "all"])
         raise UserError(f"--which {which}: run {folder} has no such log", f"one of: {names}")
+    # Sizes before the first line is printed: what is written meanwhile is neither lost nor shown twice by --follow.
     known = {path: path.stat().st_size for path in files if path.is_file()}
     for path, before in files.items():
         sys.stdout.writelines(last_lines(there if path == folder / LOG else [path], before, lines, known))
@@ -85,13 +87,14 @@ def logs(
             return
     elif which == RUN and part_logs(folder):
         others = ", ".join(path.stem for path in part_logs(folder))
-        typer.echo(f"besides: {others} (windtunnel logs {folder} --which NAME)", err=True)
+        say(f"besides: {others} (windtunnel logs {folder} --which NAME)")
 
 
 def _list(folder: Path, as_json: bool) -> None:
     """Print the logs that a run has: name, file, bytes, and when the last line came."""
     from windtunnel.run import LOG, log_files, part_logs
 
+    # Newest first: the file that is still written is the one most looked for.
     found = [(RUN if path.name == LOG else path.name, path) for path in log_files(folder)[::-1]]
     found += [(path.stem, path) for path in part_logs(folder)]
     rows = [{"name": name, "file": str(path), "bytes": path.stat().st_size, "time": path.stat().st_mtime} for name, path in found]

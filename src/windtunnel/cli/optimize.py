@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .options import DEFAULT_ROOT, BaseOption, JsonOption, RootOption, find_run
-from .output import print_json, print_remarks, print_table
-from .verify_kernel import speed_lines, use_gpu
+from .options import DEFAULT_ROOT, BaseOption, DeviceOption, JsonOption, RootOption, StepOption, find_run
+from .output import print_json, print_remarks, print_table, say
+from .verify_kernel import NOTHING_KNOWN, speed_lines, use_gpu
 
 if TYPE_CHECKING:
-    from windtunnel.evaluate import Candidate, Optimized
+    from windtunnel.evaluate import Candidate, Optimized, Sampling
 
+# Wrong answers are wrong in a few ways; every one of them is in --out.
 SHOWN_REASONS = 5
 LONGEST_MODULE = 1_000_000  # bytes
 
@@ -46,9 +47,9 @@ def optimize(
         bool | None, typer.Option("--gpu/--no-gpu", help="Full shapes and times; otherwise where there is an NVIDIA GPU.")
     ] = None,
     workers: Annotated[int | None, typer.Option("--workers", min=1, help="Verified at once; otherwise one a core.")] = None,
-    step: Annotated[int | None, typer.Option("--step", min=0, help="The checkpoint of this step; otherwise the best.")] = None,
+    step: StepOption = None,
     base: BaseOption = None,
-    device: Annotated[str | None, typer.Option("--device", help="cpu, cuda or cuda:1; otherwise the fastest there is.")] = None,
+    device: DeviceOption = None,
     root: RootOption = DEFAULT_ROOT,
     json: JsonOption = False,
 ) -> None:
@@ -62,6 +63,7 @@ def optimize(
     from windtunnel.recipe import UserError
     from windtunnel.verify import Verifiers, read_text, tasks_of_module
 
+    # Exactly one source of answers: with both it would be unclear whose the proof is.
     if (model is None) == (candidates is None):
         raise UserError("give either --model or --candidates", "--model runs/kernels, or --candidates FOLDER with answers")
     text = read_text(str(file), LONGEST_MODULE, str(file))
@@ -76,10 +78,10 @@ def optimize(
         assert found_model is not None
         return _asked(found_model, reference, sampling, step, device, base)
 
-    say = (lambda _: None) if json else lambda what: typer.echo(f"{what} ...", err=True)
+    tell = (lambda _: None) if json else lambda what: say(f"{what} ...")
     most = len(given) if given is not None else samples
     with Verifiers(min(workers or len(os.sched_getaffinity(0)), most), gpu=use_gpu(gpu)) as verifiers:
-        found = optimize_module(verifiers, tasks, answers, say)
+        found = optimize_module(verifiers, tasks, answers, tell)
     if out is not None:
         found.write(out)
     if json:
@@ -87,18 +89,17 @@ def optimize(
     else:
         _print(found, out)
     nothing = found.best is None and found.unknown == found.answers
-    raise typer.Exit(0 if found.best is not None else 4 if nothing else 1)
+    raise typer.Exit(0 if found.best is not None else NOTHING_KNOWN if nothing else 1)
 
 
 def _asked(
-    folder: Path, reference: str, sampling: object, step: int | None, device: str | None, base: Path | None
+    folder: Path, reference: str, sampling: Sampling, step: int | None, device: str | None, base: Path | None
 ) -> tuple[list[Candidate], list[str]]:
     """Ask the model, which is given back before anything is verified: both want the GPU's memory."""
-    from windtunnel.evaluate import Sampling, ask
+    from windtunnel.evaluate import ask
     from windtunnel.generate import load_source
 
-    assert isinstance(sampling, Sampling)
-    typer.echo(f"asking {folder.name} for {sampling.samples} answers ...", err=True)
+    say(f"asking {folder.name} for {sampling.samples} answers ...")
     source = load_source(folder, step=step, device=device, base=base)
     try:
         made, remarks = ask(source.generator, reference, sampling)

@@ -6,8 +6,11 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import typer
+
 from windtunnel.recipe import UserError
 
+# Nobody reads a pipe at 80 columns: grep and awk want one row a line.
 PIPE_WIDTH = 200
 WIDEST = 120
 BETWEEN = 3  # blanks between two columns of a table
@@ -27,6 +30,11 @@ def print_error(error: UserError, *, as_json: bool = False) -> None:
         print(f"error: {line}", file=sys.stderr)
     if error.fix:
         print(f"  fix: {error.fix}", file=sys.stderr)
+
+
+def say(text: str) -> None:
+    """Print a line on standard error: what goes on, beside the result on standard output."""
+    typer.echo(text, err=True)
 
 
 def has_colours() -> bool:
@@ -65,6 +73,8 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     table = Table(
         title=Text(title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, show_header=any(columns)
     )
+    # rich folds whichever column is widest, which would be names and numbers that are copied and compared; so it is decided
+    # here which stay whole.
     kept = _whole(columns, rows, whole, width())
     for column in columns:
         table.add_column(Text(column), overflow="fold", no_wrap=column in kept)
@@ -80,6 +90,7 @@ def _whole(columns: Sequence[str], rows: Sequence[Sequence[str]], whole: Sequenc
     wide = {c: max(map(cell_len, (c, *(row[i] for row in rows)))) for i, c in enumerate(columns) if c in whole}
     room = width - len(columns) * BETWEEN - sum(min(LEAST, len(c)) for c in columns if c not in wide)
     while wide and sum(wide.values()) > room:
+        # The widest gives way first: one folded column keeps several others whole.
         del wide[max(wide, key=lambda column: wide[column])]
         room -= LEAST
     return list(wide)
@@ -101,6 +112,18 @@ def print_remarks(remarks: Sequence[tuple[str, str]]) -> None:
     print()
 
 
+def number(value: float | None) -> str:
+    """Return a number of a list of runs: steps whole, losses with four digits, nothing where there is none."""
+    if value is None:
+        return ""
+    return f"{value:.4f}" if isinstance(value, float) else f"{value:,}"
+
+
+def money(value: float | None) -> str:
+    """Return dollars, or hours, with cents; a dash where they are not known."""
+    return "-" if value is None else f"{value:,.2f}"
+
+
 def progress_lines(every: float = 5.0) -> Callable[[float, str], None]:
     """Return what reports progress on standard error, a line every few seconds; what is done before that says nothing."""
     import time
@@ -109,6 +132,7 @@ def progress_lines(every: float = 5.0) -> Callable[[float, str], None]:
 
     def report(share: float, what: str) -> None:
         nonlocal last
+        # Work of a few seconds says nothing: a progress line is for those who begin to wonder.
         if time.monotonic() - last >= every:
             last = time.monotonic()
             print(f"{share:.0%}: {what}", file=sys.stderr, flush=True)
@@ -124,6 +148,7 @@ def width() -> int:
     if sys.stdout.isatty():
         return min(shutil.get_terminal_size().columns, WIDEST)  # longer lines are hard to read
     asked = os.environ.get("COLUMNS", "")
+    # Nonsense in $COLUMNS is not worth an error; a number of six digits or more is a mistake too.
     return int(asked) if asked.isdecimal() and len(asked) < 6 and int(asked) else PIPE_WIDTH
 
 
@@ -138,4 +163,5 @@ def _print(renderable: Any) -> None:
         return
     text = io.StringIO()
     Console(file=text, width=width()).print(renderable)
+    # rich pads every line to the full width, which shows in files and in diffs of them.
     print("\n".join(line.rstrip() for line in text.getvalue().splitlines()))

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from windtunnel.files import with_nulls
+
 from .options import DEFAULT_ROOT, JsonOption, RootOption, SetOption
-from .output import print_json, print_remarks, print_table
+from .output import print_json, print_remarks, print_table, say
 
 if TYPE_CHECKING:
     from windtunnel.plan import Job, Ladder, Opinion, Plan, Rung, SideBySide, StagedPlan
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
     from .interrupted import Expectation
 
+# Not 2: the recipe and the rig are sound, they only do not go together; scripts search over rigs by this code.
 NO_PLAN = 1
 HERE = "here"
 # Rows of prose: they read better below the table.
@@ -103,8 +106,10 @@ def plan(
     from windtunnel.plan import compare_rigs
     from windtunnel.rig import parse_rig
 
+    # Without --on the question is whether this machine will do.
     rigs = [parse_rig(name) for name in on or [HERE]]
     _check_pictures(plot or [])
+    # A calibration and a trace are of one model on one batch, and stages may differ in both.
     if loaded.staged:
         one = stage_recipe(loaded, loaded.training[0].name)
         if calibrate or trace:
@@ -120,13 +125,14 @@ def plan(
     job = _job(loaded, rigs[-1], ladder, staged)
     together = compare_rigs(loaded, rigs, hour_value) if len(rigs) > 1 or hour_value is not None else None
     expected = _interrupted(loaded, rigs[-1], (on or [HERE])[-1], ladder, staged, interruptions, root)
+    # What compares rigs belongs to none of them: it stands with the target, the last.
     beside: dict[str, Any] = {} if together is None else {"side_by_side": together.to_json()}
     beside |= {} if expected is None else {"interruptions": expected.to_json()}
     if json:
         entries = [_entry(rung, opinion, staged, job) for rung in ladder.rungs]
         entries[-1] |= beside
         noted = [{**entry, "notes": [*(text for _, text in contradictions), *entry.get("notes", ())]} for entry in entries]
-        print_json([_finite(entry) for entry in noted])
+        print_json([with_nulls(entry) for entry in noted])
     else:
         _print_ladder_or_plans(ladder, rigs, staged, job)
         _print_rigs(together, expected)
@@ -135,6 +141,7 @@ def plan(
             print_table(title, ["", "planned", "traced", "off by"], opinion.rows())
             print_remarks(opinion.remarks())
         print_remarks(contradictions)
+    # Drawn also where nothing fits: the picture shows by how much.
     _draw(ladder, rigs, plot or [], silent=json)
     fits = ladder.plan.fits if staged is None else staged.fits
     raise typer.Exit(0 if fits else NO_PLAN)
@@ -152,6 +159,7 @@ def _climb(recipe: Recipe, rigs: list[Rig], *, from_here: bool) -> tuple[Ladder,
     def go(rigs: list[Rig]) -> tuple[Ladder, StagedPlan | None]:
         return climb_stages(recipe, rigs) if recipe.staged else (climb(recipe, rigs), None)
 
+    # The first rung of a ladder is where one sits. Not with --json: a script gets the rigs that it asked for.
     if from_here and not any(rig.gpu is None or rig.name == HERE for rig in rigs):
         with contextlib.suppress(UserError):  # the rigs that were named then have it too, or this machine does not matter
             return go([detect_rig(), *rigs])
@@ -165,6 +173,7 @@ def _keep_calibration_in(folder: str) -> None:
 
     if folder.lower() != CALIBRATION_OFF and os.path.isfile(folder):
         raise UserError(f"--calibration {folder}: is a file", "name the folder that holds it")
+    # Through the environment, not as an argument: its readers lie many calls from here, and child processes inherit it.
     os.environ[CALIBRATION] = folder
 
 
@@ -232,7 +241,7 @@ def _trace(recipe: Recipe, rig: Rig, made: Plan) -> Opinion:
 
     if recipe.model.kind == "gpt":
         recipe = resolve(recipe, rig)
-    return trace_plan(recipe, made, say=lambda text: typer.echo(text, err=True))
+    return trace_plan(recipe, made, say=say)
 
 
 def _print_plan(title: str, made: Plan) -> None:
@@ -268,6 +277,7 @@ def _print_stages(staged: StagedPlan, *, whole: bool, table: bool) -> None:
     from windtunnel.plan import STAGE_COLUMNS, gate_remarks, stage_remarks, stage_rows
 
     for number, stage in enumerate(staged.stages if whole else (), start=1):
+        # Whole plans of all stages on one rig; on several they would bury the ladder.
         title = f"{staged.recipe} on {staged.rig}: stage {stage.name} ({number} of {len(staged.stages)}), {stage.description}"
         _print_plan(title.removesuffix(", "), stage.plan)
     if table:
@@ -301,18 +311,9 @@ def _print_ladder(ladder: Ladder) -> None:
 def _calibrate(recipe: Recipe, rigs: list[Rig], json: bool, notes: list[tuple[str, str]]) -> None:
     from windtunnel.launch import calibrate
 
-    done = calibrate(recipe, rigs, say=lambda text: typer.echo(text, err=True))
+    done = calibrate(recipe, rigs, say=say)
     if json:
-        print_json(_finite(done.to_json()))
+        print_json(with_nulls(done.to_json()))
         return
     print_table(f"{recipe.name} on {rigs[0].name}: {done.steps} steps", ["", "planned", "measured", "off by"], done.rows())
     print_remarks([*done.remarks(), *notes])
-
-
-def _finite(value: Any) -> Any:
-    """JSON has neither NaN nor infinity: null stands for a number that does not exist."""
-    if isinstance(value, float):
-        return value if abs(value) < float("inf") else None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from .options import DEFAULT_ROOT, JsonOption, RootOption, SetOption, find_run, recipe_of
-from .output import print_json, print_remarks, print_table, progress_lines
+from .options import DEFAULT_ROOT, DeviceOption, JsonOption, RootOption, SetOption, StepOption, find_run, recipe_of
+from .output import print_json, print_remarks, print_table, progress_lines, say
 
 SHOWN = 3
 """Answers printed beneath the table."""
@@ -22,7 +22,7 @@ def predict(
         ),
     ],
     file: Annotated[Path, typer.Option("--file", metavar="FILE", help="Theses without an action: XML, JSON lines or Parquet.")],
-    step: Annotated[int | None, typer.Option("--step", min=0, help="The checkpoint of this step; otherwise the best.")] = None,
+    step: StepOption = None,
     recipe: Annotated[
         str | None,
         typer.Option(
@@ -37,7 +37,7 @@ def predict(
         Path | None,
         typer.Option("--out", metavar="FOLDER", help="Write predictions.csv and .jsonl there; goes on where it was interrupted."),
     ] = None,
-    device: Annotated[str | None, typer.Option("--device", help="cpu, cuda or cuda:1; otherwise the fastest there is.")] = None,
+    device: DeviceOption = None,
     root: RootOption = DEFAULT_ROOT,
     json: JsonOption = False,
 ) -> None:
@@ -56,7 +56,7 @@ def predict(
         progress=progress_lines(),
     )  # fmt: skip
     for warning in (*found.warnings, *(f"left out: {reason}" for reason in found.left_out)):
-        typer.echo(f"warn: {warning}", err=True)
+        say(f"warn: {warning}")
     if json:
         print_json(found.to_json())
         return
@@ -82,5 +82,5 @@ def _find(model: Path, root: Path) -> Path:
         if not any(run.recipe == str(model) for run in list_runs(root)):
             raise
     folder = newest_run(root, str(model))
-    typer.echo(f"the newest run of {model}: {folder}", err=True)
+    say(f"the newest run of {model}: {folder}")
     return folder

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from .options import JsonOption, RecipeArgument, SetOption
-from .output import has_colours, print_json, print_remarks, print_table
+from .output import has_colours, print_json, print_remarks, print_table, say
 
 if TYPE_CHECKING:
     from windtunnel.data import Gate, PreparedData
@@ -38,6 +38,7 @@ def prepare(
     if out is not None and not isinstance(loaded.data.corpus, ThesisCorpus):
         fix = "leave --out away: prepared data lies in the cache, and the report names its folder"
         raise UserError(f"--out is for theses, and data.corpus.kind is {loaded.data.corpus.kind}", fix)
+    # Every stage has data of its own kind: text, then conversations, then prompts.
     recipes = [stage_recipe(loaded, stage.name) for stage in loaded.training] if loaded.staged else [loaded]
     raise typer.Exit(prepare_data(recipes, out, as_json=json, anyhow=True, called=recipe))
 
@@ -67,14 +68,17 @@ def prepare_data(
     if out is not None:
         from windtunnel.data import require_empty
 
+        # Before the minutes of preparing, not after.
         require_empty(out)
     made: dict[Path, Made] = {}
     for recipe in recipes:
-        lacking, progress = None, data_lines(lambda line: typer.echo(line, err=True))
+        lacking, progress = None, data_lines(say)
+        # Theses alone are read, split and judged without a tokenizer; of other data nothing would be left to prepare.
         if anyhow and recipe.data.corpus.kind == "theses":
             data, lacking = prepare_theses(recipe, progress)
         else:
             data = make_ready(recipe, progress=progress)
+        # Stages with the same data share one folder, named by its content: said once.
         if data.folder not in made:
             made[data.folder] = Made(recipe, data, thesis_gates(recipe, data) if data.corpus == "theses" else [], lacking)
     written: list[Path] = []
@@ -180,6 +184,7 @@ def _show_theses(name: str, data: PreparedData, *, tokens: bool) -> None:
         assert written is not None
         size = written.count if tokens else data.facts["bytes"][split]
         rows.append([split, f"{kept:,}", f"{size:,}", *(f"{counts[action] / max(1, kept):.0%}" for action in ACTIONS)])
+    # Five actions beside each other have to fit 80 columns.
     short = [action.replace("STRONG_", "S.") for action in ACTIONS]
     print_table(
         f"prepared theses of {name}", ("split", "theses", "tokens" if tokens else "bytes", *short), rows, whole=("split",)

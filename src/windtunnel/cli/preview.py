@@ -8,9 +8,7 @@ from typing import Annotated
 import typer
 
 from .options import JsonOption, RecipeArgument, SetOption
-from .output import has_colours, print_json
-
-WIDEST = 120
+from .output import WIDEST, has_colours, print_json, say
 
 
 def preview(
@@ -34,7 +32,7 @@ def preview(
     from windtunnel.data import preview as decoded
     from windtunnel.launch import data_lines
 
-    data = prepare(loaded, progress=data_lines(lambda line: typer.echo(line, err=True)))
+    data = prepare(loaded, progress=data_lines(say))
     shown = shown_samples(data, samples, tokens)  # refuses data without a mask
     packed = describe_packing(data, loaded.model.sequence)
     if json:

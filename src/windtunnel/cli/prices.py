@@ -45,6 +45,7 @@ def prices(
         found = {"file": str(prices_file()), "prices": listed}
         print_json(found if done is None else {**found, "updated": [*done.gpus, *done.instances], "unknown": done.unknown})
         return
+    # Sources are long and the same for many rows: numbered, and listed below.
     sources = list(dict.fromkeys(p["source"] for p in listed))
     rows = [
         [p["name"], p["of"], _span(p["on_demand"]), _span(p["spot"]), _age(p["days"]), str(1 + sources.index(p["source"]))]

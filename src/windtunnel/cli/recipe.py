@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .options import JsonOption, SetOption
-from .output import print_json, print_remarks, print_table
+from .output import print_json, print_remarks, print_table, say
 
 if TYPE_CHECKING:
     from windtunnel.recipe import Group
@@ -43,9 +43,10 @@ def recipe(
     if json:
         print_json(loaded.model_dump(mode="json"))
         return
+    # Notes go to standard error, so that standard output is a recipe that can be saved and trained.
     typer.echo(dump_recipe(loaded), nl=False)
     for note in recipe_notes(loaded):
-        typer.echo(f"note: {note}", err=True)
+        say(f"note: {note}")
 
 
 def _keys(word: str | None, *, markdown: bool, as_json: bool) -> None:

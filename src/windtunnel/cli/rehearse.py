@@ -41,9 +41,7 @@ def rehearse(
     with Progress(sys.stderr if json else sys.stdout) as progress:
         report = rehearse_recipe(loaded, options, progress)
     if json:
-        from windtunnel.watch import finite
-
-        print_json(finite(report.to_json()))
+        print_json(report.to_json())
     else:
         show(report)
     raise typer.Exit(report.exit_code)

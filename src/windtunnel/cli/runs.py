@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .options import DEFAULT_ROOT, JsonOption, RootOption
-from .output import BETWEEN, print_json, print_table, width
+from .output import BETWEEN, money, number, print_json, print_table, width
 
 if TYPE_CHECKING:
     from windtunnel.cluster import JobLine
@@ -52,6 +52,7 @@ def runs(
     elif spent:
         _print_spent(found, root)
     else:
+        # Jobs that wait stand first: they are newer than any run.
         rows = [_job_row(line) for line in waiting] + [_row(item, jobs.get(item.path.resolve())) for item in found]
         shown = _that_fit(rows, width())
         print_table(f"runs under {root}/", [COLUMNS[i] for i in shown], [[row[i] for i in shown] for row in rows], whole=WHOLE)
@@ -78,15 +79,11 @@ def _print_spent(found: list[RunSummary], root: Path) -> None:
         values = (item.spent_hours, item.planned_hours, item.spent_dollars, item.planned_dollars)
         for name, value in zip(sums, values, strict=True):
             sums[name] += value or 0.0
-        rows.append([item.path.name, item.status, *_spending(values)])
-    rows.append(["together", "", *_spending(tuple(sums.values()))])
+        rows.append([item.path.name, item.status, *map(money, values)])
+    rows.append(["together", "", *map(money, sums.values())])
     print_table(
         f"spent by the runs under {root}/", ["run", "status", "h", "planned h", "$", "planned $"], rows, whole=("run", "status")
     )
-
-
-def _spending(values: tuple[float | None, ...]) -> list[str]:
-    return ["-" if value is None else f"{value:,.2f}" for value in values]
 
 
 def _job_row(line: JobLine) -> list[str]:
@@ -107,7 +104,7 @@ def _row(item: RunSummary, job: JobLine | None = None) -> list[str]:
     if job is not None:  # a run that is to go on has not ended
         status, note = (job.state if status != "running" else status), job.describe()
     return [
-        item.path.name, item.recipe, item.stage or "", created, status, _gates(item.gates), *map(_text, values), money, note,
+        item.path.name, item.recipe, item.stage or "", created, status, _gates(item.gates), *map(number, values), money, note,
     ]  # fmt: skip
 
 
@@ -119,9 +116,3 @@ def _gates(gates: dict[str, bool] | None) -> str:
         return "none"
     failed = [name for name, held in gates.items() if not held]
     return f"failed: {', '.join(failed)}" if failed else "held"
-
-
-def _text(value: float | None) -> str:
-    if value is None:
-        return ""
-    return f"{value:.4f}" if isinstance(value, float) else f"{value:,}"

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from .options import DEFAULT_ROOT, BaseOption, RootOption, RunArgument, find_run
+from .options import DEFAULT_ROOT, BaseOption, RootOption, RunArgument, StepOption, SupervisionOption, find_run
 
 
 def serve(
@@ -21,10 +21,8 @@ def serve(
     allow_origin: Annotated[
         list[str] | None, typer.Option("--allow-origin", metavar="URL", help="Answer web pages of this address too (repeatable).")
     ] = None,
-    step: Annotated[int | None, typer.Option("--step", min=0, help="The checkpoint of this step; otherwise the best.")] = None,
-    supervision: Annotated[
-        int | None, typer.Option("--supervision", min=1, help="Supervision steps of a recursive model; also more than trained.")
-    ] = None,
+    step: StepOption = None,
+    supervision: SupervisionOption = None,
     backend: Annotated[
         Literal["transformers", "vllm"], typer.Option("--backend", help="What runs a Hugging Face folder.")
     ] = "transformers",

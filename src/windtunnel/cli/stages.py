@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_format
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,14 +11,12 @@ import typer
 
 from windtunnel.recipe import UserError
 
-from .output import print_remarks, print_table, progress_lines
+from .output import print_remarks, print_table, progress_lines, say
 
 if TYPE_CHECKING:
     from windtunnel.launch import StageReport
     from windtunnel.recipe import Recipe
-
-GATE_COLUMNS = ("gate", "held", "measured", "asked for")
-EXPECTED_COLUMNS = ("", "expected", "measured", "met", "by")
+    from windtunnel.run import Expected, GateResult
 
 
 def kind_of_stage(recipe: Recipe, name: str) -> str | None:
@@ -47,6 +46,7 @@ def evaluate_newest(recipe: Recipe, root: Path, *, as_json: bool) -> int:
     write_run_page(folder)
     results = judge_evaluation(recipe.evaluation.gates, report)
     if as_json:
+        # One object a line, not print_json's indented one: `train --json` prints a stream of them.
         print(json_format.dumps({"evaluation": report.to_json(), "gates": [r.to_json() for r in results]}), flush=True)
     else:
         if report.tuned is not None:
@@ -55,16 +55,13 @@ def evaluate_newest(recipe: Recipe, root: Path, *, as_json: bool) -> int:
             show_tuned(report, f"evaluation of {report.run}")
         else:
             assert report.validation is not None
+            # A model trained from nothing has no untuned one beside it, and two numbers say it all.
             rows = [["bits per byte", f"{report.validation.bits_per_byte:.4f}"]]
             if report.exact_match is not None:
                 rows.append(["exact match", str(report.exact_match)])
             print_table(f"evaluation of {report.run}", ["", ""], rows)
         if results:
-            print_table(
-                "gates of the evaluation",
-                GATE_COLUMNS,
-                [[r.name, "yes" if r.held else "NO", r.measured, r.limit] for r in results],
-            )
+            _print_gates("gates of the evaluation", results)
             print_remarks([(r.name, r.advice) for r in results if r.advice])
     return 0 if all(result.held for result in results) else 1
 
@@ -79,8 +76,15 @@ def show_expected(folder: Path, *, as_json: bool) -> None:
     if as_json:
         print(json_format.dumps({"expected": [item.to_json() for item in found]}), flush=True)
     else:
-        print_table("expected before the run", EXPECTED_COLUMNS, [item.row() for item in found])
+        print_expected(found)
     renew_page(folder)
+
+
+def print_expected(found: Sequence[Expected]) -> None:
+    """Print what was expected of a run beside what was measured; nothing where nothing was."""
+    if found:
+        columns = ("", "expected", "measured", "met", "by")
+        print_table("expected before the run", columns, [item.row() for item in found])
 
 
 def renew_page(folder: Path) -> None:
@@ -90,7 +94,7 @@ def renew_page(folder: Path) -> None:
     try:
         write_run_page(folder)
     except UserError as error:
-        typer.echo(f"warn: the report was not written: {error.message}", err=True)
+        say(f"warn: the report was not written: {error.message}")
 
 
 def show_gates(ended: StageReport, *, as_json: bool, alone: bool = False) -> None:
@@ -109,15 +113,19 @@ def show_gates(ended: StageReport, *, as_json: bool, alone: bool = False) -> Non
     if ended.gates is None:
         typer.echo(f"stage {ended.stage} has no gates (stages.{ended.stage}.gates is null): {_unjudged(ended, alone)}\n")
         return
-    rows = [[gate.name, "yes" if gate.held else "NO", gate.measured, gate.limit] for gate in ended.gates]
-    if rows:
-        print_table(f"gates of stage {ended.stage}", GATE_COLUMNS, rows)
+    if ended.gates:
+        _print_gates(f"gates of stage {ended.stage}", ended.gates)
     else:
         typer.echo(f"gates of stage {ended.stage}: none of them asks for anything here\n")
     remarks = [(gate.name, gate.advice) for gate in ended.gates if gate.advice]
     if ended.next_stage is not None:
         remarks.append(("next", _follows(ended, alone)))
     print_remarks(remarks)
+
+
+def _print_gates(title: str, gates: Sequence[GateResult]) -> None:
+    columns = ("gate", "held", "measured", "asked for")
+    print_table(title, columns, [[gate.name, "yes" if gate.held else "NO", gate.measured, gate.limit] for gate in gates])
 
 
 def _unjudged(ended: StageReport, alone: bool) -> str:
@@ -132,6 +140,7 @@ def _follows(ended: StageReport, alone: bool) -> str:
         return f"stage {ended.next_stage} {verb}"
     if not ended.goes_on:
         return f"stage {ended.next_stage} is not started: nothing more is spent"
+    # The first gate that failed is the one to name: with several, relaxing it shows the next.
     failed = next(gate.name for gate in ended.gates or () if not gate.held)
     relax = f"--set stages.{ended.stage}.gates.{failed}=..."
     return f"stage {ended.next_stage} does not go on: nothing more is spent; with a limit of your own it does: {relax}"

@@ -11,7 +11,9 @@ from typing import TextIO
 
 from windtunnel.recipe import UserError
 
+# As shells have it: 128 and the number of SIGINT.
 INTERRUPTED = 130
+# Also of a run that its budget ended with a checkpoint: EPILOG in app.py lists the codes.
 STOPPED = 3
 PIPE_CLOSED = 141  # what a shell says of a program that SIGPIPE ended, and so what `| head` leads to elsewhere
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -152,6 +154,7 @@ def _unwritten(output: TextIO | None, told: bool) -> int:
     except OSError as error:
         if error.errno not in FULL:
             raise
+        # Where the disk is full, the refusal that was just printed said so; not twice.
         if not told:
             from .output import print_error
 
@@ -169,4 +172,5 @@ def _has_no_reader(output: TextIO) -> bool:
 
     poll = select.poll()
     poll.register(output.fileno(), select.POLLOUT)
+    # A pipe whose reader has gone polls as an error, without a write that would raise SIGPIPE.
     return any(event & select.POLLERR for _, event in poll.poll(0))

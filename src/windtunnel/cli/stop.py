@@ -11,7 +11,7 @@ from windtunnel.recipe import UserError
 from .launch_mirror import stop_mirrored, url_of
 from .launch_ssh import attach, is_remote
 from .options import DEFAULT_ROOT, JsonOption, RootOption, RunArgument, find_run
-from .output import print_json
+from .output import print_json, say
 
 
 def stop(
@@ -45,7 +45,7 @@ def stop(
     from windtunnel.launch import stop_run
 
     folder = find_run(run, root)
-    ended = stop_run(folder, seconds=wait, kill=kill, say=lambda text: typer.echo(text, err=True))
+    ended = stop_run(folder, seconds=wait, kill=kill, say=say)
     if json:
         print_json({"run": str(folder), "status": ended.status, "reason": ended.reason, "step": ended.step})
     else:

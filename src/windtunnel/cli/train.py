@@ -23,13 +23,14 @@ from .options import (
     YesOption,
     find_run,
 )
-from .output import has_colours
+from .output import has_colours, say
 from .stages import evaluate_gated, evaluate_newest, kind_of_stage, show_expected, show_gates
 
 if TYPE_CHECKING:
     from windtunnel.launch import StageReport
     from windtunnel.recipe import Recipe
 
+# Ten times a hundred would no longer be a smoke test: after that comes the training itself.
 MOST_SMOKE = 100
 
 
@@ -84,15 +85,20 @@ def train(
     """Train within the budget. The same command on a laptop and on eight GPUs. Exits 1 when a stage's gate does not hold."""
     if restartable and (recipe is None or run is not None):
         raise UserError("--restartable finds the run of a recipe itself", "windtunnel train RECIPE --restartable, without --run")
+    # `train --resume RUN` and `train s3://...` are what people type first; they mean --run.
     if run is None and recipe is not None and _is_run(recipe, root, resume=resume):
         recipe, run, resume = None, recipe, True
     place = _place_of(run, root)
     if recipe is None:
+        from windtunnel.run import RunFolder
+
         place, resume = _to_resume(place, root, resume=resume), True
-        recipe = _job_of(place)
+        recipe = str(RunFolder.open(place).job_path)
     loaded = _load(recipe, sets or (), smoke)
     if restartable:
-        resume = _stand_again(loaded, root)
+        from windtunnel.launch import stand_again
+
+        resume = stand_again(loaded, root, say)
 
     # Only now: these need the schema, without which a recipe that cannot be read is refused sooner.
     from windtunnel.recipe import recipe_notes
@@ -104,6 +110,8 @@ def train(
     if detach or context.obj:  # a program of its own, rather than a call from Python
         from windtunnel.launch import Compilers, ReadyRanks, supervise
 
+        # The child goes on from here and trains. This process passes on what it prints, to the terminal and to the log of the
+        # run, and may leave the terminal while it trains.
         supervise(detach=detach, as_json=json)
         ready = context.with_resource(ReadyRanks.of(loaded, gpus))  # before what takes seconds to import
         context.with_resource(Compilers.of(loaded))
@@ -112,13 +120,15 @@ def train(
     from windtunnel.run import newest_run
     from windtunnel.watch import training_view
 
+    # A view for each stage: it draws one run's curves, and gives the terminal back at that run's end.
     make_view = partial(training_view, as_json=json)
     for note in recipe_notes(loaded):
-        typer.echo(f"note: {note}", err=True)
+        say(f"note: {note}")
     colour = not json and has_colours()
     options = Options(
         run=place, resume=resume, yes=yes, root=root, price=price, gpus=gpus, called=recipe, colour=colour, ready=ready
     )  # fmt: skip
+    # A recipe without stages is trained as it is: its run has no stage in its name, and no gates between.
     if not loaded.staged and stage is None:
         code, trained = train_run(loaded, options, make_view(), as_json=json)
         if code == 0:
@@ -129,6 +139,7 @@ def train(
     def report(ended: StageReport) -> None:
         show_gates(ended, as_json=json, alone=stage is not None)
 
+    # Printed where a gate does not hold, so that what goes on is a command to copy rather than one to recall.
     again = _again(recipe, sets or (), smoke, root)
     code = run_stages(loaded, options, make_view, report, stage=stage, again=again, as_json=json)
     trained = newest_run(root, loaded.name)
@@ -154,7 +165,7 @@ def _place_of(run: str | None, root: Path) -> Path | None:
 
     from windtunnel.launch import bring_job
 
-    return bring_job(run, root, lambda text: typer.echo(text, err=True))
+    return bring_job(run, root, say)
 
 
 def _unless_trained(recipe: Recipe, called: str, stage: str, root: Path, *, as_json: bool) -> None:
@@ -180,20 +191,6 @@ def _to_resume(place: Path | None, root: Path, *, resume: bool) -> Path:
     return place or newest_run(root)
 
 
-def _job_of(run: Path) -> str:
-    """Return the file of the recipe that a run goes on with."""
-    from windtunnel.run import RunFolder
-
-    return str(RunFolder.open(run).job_path)
-
-
-def _stand_again(recipe: Recipe, root: Path) -> bool:
-    """Return whether there is a run of the recipe to go on with, here or in its mirror; it is under the root then."""
-    from windtunnel.launch import stand_again
-
-    return stand_again(recipe, root, lambda text: typer.echo(text, err=True))
-
-
 def _load(recipe: str, sets: Sequence[str], smoke: int | None) -> Recipe:
     """Return the recipe, or its smoke test."""
     from windtunnel.recipe import load_recipe
@@ -211,6 +208,7 @@ def _again(recipe: str, sets: Sequence[str], smoke: int | None, root: Path) -> s
     """Return the command line that goes on with a recipe of stages."""
     again = " ".join(["windtunnel train", shlex.quote(recipe), *(f"--set {shlex.quote(item)}" for item in sets)])
     again += f" --smoke {smoke}" if smoke else ""
+    # A root that the environment names is found again without the option.
     known = (str(DEFAULT_ROOT), os.environ.get("WINDTUNNEL_RUNS"))
     return again if str(root) in known else f"{again} --root {shlex.quote(str(root))}"
 
@@ -225,6 +223,6 @@ def _after(recipe: Recipe, trained: Path, root: Path, *, as_json: bool, smoke: i
     else:
         code = evaluate_newest(recipe, root, as_json=as_json)
         larger = f"the same with --smoke {10 * smoke}" if 10 * smoke <= MOST_SMOKE else "the same without --smoke"
-        typer.echo(f"next: {larger}", err=True)
+        say(f"next: {larger}")
     show_expected(trained, as_json=as_json)
     return code

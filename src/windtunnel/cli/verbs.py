@@ -126,6 +126,7 @@ def _argument_of(option: Any, given: list[str]) -> str | None:
 
 def _in_words(message: str, wrong: str) -> str:
     """Return pydantic's complaint about an option in the words that recipes' errors have, with the value."""
+    # The same mistake in a recipe and in an option is told in the same words.
     for theirs, ours in OF_PYDANTIC:
         message = message.replace(theirs, ours)
     return message if repr(wrong) in message else f"{message.rstrip('.')} (got {wrong!r})"
@@ -154,6 +155,7 @@ class Verbs(TyperGroup):
 
 def collect_from_here() -> None:
     """Switch the garbage collector on for what is made from now on."""
+    # Frozen: the thousands of objects of the schema and of typer stay to the end, and need not be looked through again.
     gc.freeze()
     gc.enable()
 

@@ -12,13 +12,13 @@ from typer.core import TyperGroup
 from .options import JsonOption
 from .output import print_json, print_remarks, print_table
 from .verbs import Verb
-from .verify_kernel import kernel, use_gpu
+from .verify_kernel import exit_code, kernel, use_gpu, word
 
 if TYPE_CHECKING:
     from windtunnel.verify import Layers, Verdict
 
+# Bytes. Longer than any model writes; a mistaken file is refused before it fills memory.
 LONGEST_ANSWER = 16 << 20
-NOTHING_KNOWN = 4
 
 TaskOption = Annotated[Path, typer.Option("--task", metavar="FILE", help="The task: JSON, as docs/verify.md describes.")]
 AnswerOption = Annotated[str, typer.Option("--answer", metavar="FILE", help="The answer's file; - reads standard input.")]
@@ -90,23 +90,21 @@ def selftest(
     with Verifiers(max(1, min(4, os.cpu_count() or 1)), gpu=use_gpu(gpu)) as verifiers:
         found = self_test(verifiers, kinds)
     faults = [trial.fault for trial in found.trials if trial.fault]
+    # A verifier that judges rightly, but lets a candidate out, does not work.
     faults += [] if unhardened else [f"the sandbox is not hardened here: {what}" for what in found.missing]
     if json:
         trials = [trial.as_json() for trial in found.trials]
         print_json({"works": not faults, "faults": faults, "missing": found.missing, "trials": trials, "seconds": found.seconds})
     else:
-        rows = [[one.probe.kind, one.probe.name, _word(one.verdict), "no" if one.fault else "yes"] for one in found.trials]
+        rows = []
+        for one in found.trials:
+            refused = f": {one.verdict.reason}" if word(one.verdict) == "refused" else ""
+            rows.append([one.probe.kind, one.probe.name, word(one.verdict) + refused, "no" if one.fault else "yes"])
         print_table(f"verifiers {'do not work here' if faults else 'work here'}", ["kind", "answer", "verdict", "as due"], rows)
         remarks = [("cause", fault) for fault in faults]
         remarks += [("not hardened", what) for what in found.missing if unhardened]
         print_remarks([*remarks, ("took", f"{found.seconds:.0f} s")])
     raise typer.Exit(1 if faults else 0)
-
-
-def _word(verdict: Verdict) -> str:
-    if verdict.accepted:
-        return "accepted"
-    return "nothing known" if verdict.infrastructure else f"refused: {verdict.reason}"
 
 
 def layers(json: JsonOption = False) -> None:
@@ -136,6 +134,7 @@ def _judge_of(kind: str, doc: str) -> Callable[..., None]:
         from windtunnel.verify import Verifiers, read_json, read_text
 
         spec, text = read_json(task), read_text(answer, LONGEST_ANSWER, f"--answer {answer}", stdin=True)
+        # Data sets wrap each task with its kind; a line of one can be judged as it is.
         if isinstance(spec, dict) and set(spec) == {"kind", "task"}:
             if spec["kind"] != kind:
                 raise UserError(
@@ -154,15 +153,14 @@ def _judge_of(kind: str, doc: str) -> Callable[..., None]:
             print_json(verdict.as_json())
         else:
             _print_verdict(verdict)
-        raise typer.Exit(0 if verdict.accepted else NOTHING_KNOWN if verdict.infrastructure else 1)
+        raise typer.Exit(exit_code(verdict))
 
     judge.__doc__ = doc
     return judge
 
 
 def _print_verdict(verdict: Verdict) -> None:
-    word = "accepted" if verdict.accepted else "nothing known" if verdict.infrastructure else "refused"
-    lines = [("verdict", word), ("stage", verdict.stage), ("reason", verdict.reason), ("why", verdict.message)]
+    lines = [("verdict", word(verdict)), ("stage", verdict.stage), ("reason", verdict.reason), ("why", verdict.message)]
     if verdict.times:
         lines.append(("times", ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in verdict.times.items())))
     if verdict.reward is not None:

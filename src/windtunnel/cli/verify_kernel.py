@@ -15,6 +15,7 @@ from .output import print_json, print_remarks, print_table
 if TYPE_CHECKING:
     from windtunnel.verify import Layers, Task, Verdict
 
+# A code of its own: a reward of 0 for a judge that broke would teach the model something wrong.
 NOTHING_KNOWN = 4
 LONGEST_CANDIDATE = 1_000_000  # bytes
 LONGEST_RECORDING = 256 << 20
@@ -78,7 +79,7 @@ def _end(task: Task, verdict: Verdict, layers: Layers | None, as_json: bool) -> 
         print_json({"task": task.name, **verdict.as_json(), "hardened": None if layers is None else layers.hardened})
     else:
         _print(task, verdict, layers)
-    raise typer.Exit(0 if verdict.accepted else NOTHING_KNOWN if verdict.infrastructure else 1)
+    raise typer.Exit(exit_code(verdict))
 
 
 def _judge_plan(task: Task, path: Path) -> tuple[Verdict, Layers | None]:
@@ -111,6 +112,7 @@ def _judge(task: Task, source: str, use_gpu: bool) -> tuple[Verdict, Layers | No
             boxes += [opened.enter_context(make()) for make in (gpu_sandbox, reference_sandbox)]
         for box in boxes:  # each imports for seconds, side by side; who comes later in the stages is not waited for here
             box.begin()
+        # Told of the box in which the candidate itself runs; on a GPU that is another one.
         layers = boxes[2 if use_gpu else 0].start()
         gpu = GpuStages(task, boxes[2], boxes[3]) if use_gpu else None
         return KernelVerifier(task, boxes[0], compiler=boxes[1], gpu=gpu).verify(source), layers
@@ -153,6 +155,16 @@ def _record(task: Task, source: str, path: Path, as_json: bool) -> None:
     raise typer.Exit(0 if found is not None else 1)
 
 
+def word(verdict: Verdict) -> str:
+    """Return a verdict in a word or two."""
+    return "accepted" if verdict.accepted else "nothing known" if verdict.infrastructure else "refused"
+
+
+def exit_code(verdict: Verdict) -> int:
+    """Return what a command that judges ends with."""
+    return 0 if verdict.accepted else NOTHING_KNOWN if verdict.infrastructure else 1
+
+
 def use_gpu(asked: bool | None) -> bool:
     """Return whether to use this machine's GPU. Raises UserError where it has none and was asked to."""
     from windtunnel.recipe import UserError
@@ -169,6 +181,7 @@ def _task(name: str) -> Task:
     from windtunnel.recipe import UserError
 
     path = Path(name)
+    # What looks like a path is meant as one: a list of generated tasks would be no help.
     if not path.exists() and (path.suffix == ".py" or "/" in name):
         raise UserError(f"--task {name}: there is no such file", "name an existing file, or a generated task (--list)")
 
@@ -202,11 +215,10 @@ def _summary(task: Task) -> dict[str, Any]:
 def _print(task: Task, verdict: Verdict, layers: Layers | None) -> None:
     from windtunnel.verify import stage_states
 
-    word = "accepted" if verdict.accepted else "nothing known" if verdict.infrastructure else "refused"
-    if kind := verdict.evidence.get("kind"):
-        word += f" ({kind})"
+    kind = verdict.evidence.get("kind")
+    said = word(verdict) + (f" ({kind})" if kind else "")
     rows = [[stage, state, verdict.reason if state in ("refused", "failed") else ""] for stage, state in stage_states(verdict)]
-    print_table(f"{task.name}: {word}", ["stage", "state", "reason"], rows)
+    print_table(f"{task.name}: {said}", ["stage", "state", "reason"], rows)
     times = ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in verdict.times.items())
     remarks = [("why", verdict.message)]
     remarks += [("reward", f"{verdict.reward:g}")] if verdict.reward is not None else []
