@@ -28,7 +28,7 @@ from windtunnel.launch.forking import become
 
 PRELOADED = (
     "windtunnel.launch.worker", "windtunnel.train.session", "windtunnel.train.hf", "torch.distributed.fsdp",
-    "windtunnel.cli.app", "windtunnel.cli.plan", "windtunnel.cli.train", "windtunnel.cli.check", "windtunnel.cli.evaluate",
+    "windtunnel.cli.verbs", "windtunnel.cli.plan", "windtunnel.cli.train", "windtunnel.cli.check", "windtunnel.cli.evaluate",
     "windtunnel.cli.export", "windtunnel.cli.prepare", "windtunnel.plan", "rich.console", "rich.table",
 )  # fmt: skip
 

@@ -13,7 +13,7 @@ from windtunnel.recipe import UserError
 
 # As shells have it: 128 and the number of SIGINT.
 INTERRUPTED = 130
-# Also of a run that its budget ended with a checkpoint: EPILOG in app.py lists the codes.
+# Also of a run that its budget ended with a checkpoint: EPILOG in verbs.py lists the codes.
 STOPPED = 3
 PIPE_CLOSED = 141  # what a shell says of a program that SIGPIPE ended, and so what `| head` leads to elsewhere
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     gc.disable()
     told = False
     try:
-        from .app import build_app
+        from .verbs import build_app
 
         build_app()(args=None if arguments is None else list(arguments), prog_name="windtunnel", obj=as_program)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""The verbs, each imported when it is called: a refusal waits for no other verb's module, and the list of them for none."""
+"""The typer application and its verbs, each imported when it is called: a refusal waits for no other verb, the list for none."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from windtunnel.recipe import UserError
+
+EPILOG = (
+    "Exit codes: 0 done, 1 a gate or check failed, 2 bad input, 3 stopped by budget or signal with a checkpoint. "
+    "RECIPE is a shipped recipe (charlm) or a .yaml file."
+)
 
 # Verb -> the first sentence of its help. Its module and function have its name; `verify` builds a group of commands.
 VERBS = {
@@ -171,6 +176,34 @@ def load_verb(name: str) -> Any:
     return get_command(app)
 
 
-def listed() -> None:
+def build_app() -> typer.Typer:
+    """Return all verbs as one typer application."""
+    app = typer.Typer(
+        name="windtunnel",
+        cls=Verbs,
+        help="Plan, check, rehearse, train, evaluate and serve language models without wasting rented GPUs.",
+        epilog=EPILOG,
+        no_args_is_help=True,
+        add_completion=False,
+        # Plain help: rich's takes a quarter of a second to import.
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback(invoke_without_command=True)(_top)
+    for name, summary in VERBS.items():
+        app.command(name, help=summary, short_help=summary)(_listed)  # the list of them wraps it, where it would cut help short
+    return app
+
+
+def _top(version: bool = typer.Option(False, "--version", help="Print the version and exit.", is_eager=True)) -> None:
+    if version:
+        from windtunnel import __version__
+
+        typer.echo(f"windtunnel {__version__}")
+        raise typer.Exit
+
+
+def _listed() -> None:
     """Stands for each verb in the list of them until it is called."""
     raise AssertionError("a verb that is called is loaded first")
