@@ -35,6 +35,7 @@ class Context(Protocol):
             by the interpreter.
     """
 
+    # Typed as a protocol, not a base class: `rehearse` builds it, and rooms below `rehearse` may not import that.
     source: str
     overrides: tuple[str, ...]
     folder: Path

@@ -13,6 +13,7 @@ from windtunnel.recipe import MissingModel, UserError
 
 Status = Literal["ok", "warn", "fail", "skip"]
 Rung = Literal["cpu", "gpu", "node", "cluster"]
+# From what every machine has to what is rented: a rung stands on all those before it.
 RUNGS: tuple[Rung, ...] = ("cpu", "gpu", "node", "cluster")
 Shows = Literal["start", "first steps", "first validation", "first checkpoint", "first interruption", "end"]
 """When a failure would show on the target rig; `windtunnel.rehearse.readiness` puts a price on each."""
@@ -153,6 +154,7 @@ class Findings:
     def problem(self, what: str, fix: str | None = None, *, shows: Shows | None = None) -> None:
         """Something that must be put right."""
         self._problems.append((what, fix))
+        # The first problem decides when the failure would show: it is the one that ends the job.
         if shows:
             self._shows.append(shows)
 
@@ -182,9 +184,11 @@ def attempt(check: Check, context: Any, say: Say, log: Path) -> Outcome:
             check, context, began, error.what, error.fix, blocks=error.blocks, shows=error.shows, problems=error.problems
         )
     except UserError as error:
+        # Files that belong on the machine that trains are no failure of this one; they are named as lacking.
         if isinstance(error, MissingModel) and trains_elsewhere(context):
             return _held(check, context, began, Evidence(error.message, absent=error.fix, lacks=(error.lacks,)))
         return failed(check, context, began, error.message, error.fix)
+    # Ctrl-C ends the whole report, and is no finding of one check.
     except KeyboardInterrupt:
         raise
     # Its place in the log, its first line in the report: whoever reads one needs the other.
@@ -225,6 +229,7 @@ def failed(
         time.monotonic() - began,
         shows or check.shows,
         fix or check.fix,
+        # One problem is already the evidence and the fix; listing it would say it twice.
         problems=problems if len(problems) > 1 else (),
         rung=rung_of(check, context),
         blocks=blocks,

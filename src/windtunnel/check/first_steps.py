@@ -37,6 +37,7 @@ def reached(module: nn.Module, step: int) -> set[str]:
             continue
         if not bool(torch.isfinite(grad).all()):
             raise CheckFailed(f"step {step}: the gradient of {name} is not finite")
+        # Zero is not yet wrong: a head of zeros stops the gradient in the first step, and lets it through in the next.
         if bool(grad.any()):
             found.add(name)
     return found
@@ -63,5 +64,6 @@ def judge_first_steps(losses: list[float], start: float, untouched: list[str], t
         raise CheckFailed(f"no gradient reaches {', '.join(untouched[:4])}" + (", ..." if len(untouched) > 4 else ""))
     if not all(map(math.isfinite, losses)):
         raise CheckFailed("the loss became NaN on one batch")
+    # Any model can learn one batch by heart; one that does not has a gradient that points elsewhere.
     if losses[-1] > (1 - fall) * losses[0]:
         raise CheckFailed(f"{len(losses)} steps on one batch hardly lower its loss: {losses[0]:.4f} to {losses[-1]:.4f}")

@@ -61,6 +61,7 @@ def in_order(checks: Sequence[Check]) -> list[Check]:
 def _checks_of(plugin: Plugin, taken: set[str]) -> list[Check]:
     """Return what a package offers: a Check, or a sequence of them. Raises UserError."""
     found = plugin.load()
+    # One check or several, whichever a package finds easier to export.
     checks = [found] if isinstance(found, Check) else list(found) if isinstance(found, Sequence) else []
     if not checks or not all(isinstance(check, Check) for check in checks):
         raise plugin.broken("is neither a windtunnel.check.Check nor a sequence of them")

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from .section import Count, Section
 
+# The generator writes these, and a tokenizer whose alphabet the user gives must have all of them.
 ARITHMETIC_ALPHABET = "0123456789+-HBL.\n"
 _FILES = "paths or globs, relative to the recipe's folder or the current one; gzip and zstd are read as they are"
 
@@ -18,6 +19,7 @@ _OF_RECORDS = (".jsonl", ".ndjson", ".parquet", ".arrow")
 class TextCorpus(Section):
     """The user's own documents: plain text, JSON lines or Parquet."""
 
+    # `kind` is the discriminator: pydantic looks at no other class, and its errors name keys of this one alone.
     kind: Literal["text"] = "text"
     files: list[str] = Field(min_length=1, description=_FILES)
     separator: str | None = Field(
@@ -45,6 +47,7 @@ class TextCorpus(Section):
         names = [str(file).removesuffix(".gz").removesuffix(".zst") for file in (files if isinstance(files, list) else [])]
         records = any(name.endswith(_OF_RECORDS) for name in names)
         plain = data.get("format", "auto") == "text" or (data.get("format", "auto") == "auto" and not records)
+        # Before validation, so that the resolved recipe shows the separator that is in use.
         return data | {"separator": "\n"} if plain else data
 
 
@@ -80,6 +83,7 @@ class CountedCorpus(Section):
     """Data known only by its size, to plan before it is there."""
 
     kind: Literal["counted"] = "counted"
+    # Enough to plan, which asks for size alone; training refuses such a corpus.
     tokens: Count = Field(50_000_000, ge=1, description="of one epoch")
 
 
@@ -112,6 +116,7 @@ class KernelTasks(Section):
     @field_validator("levels")
     @classmethod
     def _each_once(cls, value: list[int]) -> list[int]:
+        # Order and repetition mean nothing here: the same levels are to be the same data.
         return sorted(set(value))
 
     @model_validator(mode="after")
@@ -153,6 +158,7 @@ class UserCorpus(Section):
         """Yield the documents, the same ones in the same order every time."""
         raise NotImplementedError
 
+    # A plan needs the size before anything is read; a class that cannot tell costs it only that number.
     def expected_bytes(self) -> float | None:
         """Return about how many bytes the documents have, for `windtunnel plan`; None: not known before they are made."""
         return None
@@ -219,6 +225,7 @@ class PromptCorpus(Section):
     exercises: Exercises | None = Field(
         None, description="generated exercises in mathematics, reasoning and code, instead of files"
     )
+    # Data sets agree on no name for the prompt; the usual ones are tried in a fixed order.
     prompt_key: str | None = Field(
         None, min_length=1, description="key of the prompt: text, or messages; null: prompt, messages, question or problem"
     )
@@ -236,6 +243,7 @@ class PromptCorpus(Section):
     @model_validator(mode="after")
     def _one_source(self) -> PromptCorpus:
         generated = (self.arithmetic, self.kernels, self.exercises)
+        # Exactly one, where conversations may have several: a reward belongs to one kind of prompt.
         if sum((bool(self.files), *(one is not None for one in generated))) != 1:
             raise ValueError("data.corpus: prompts come from files, arithmetic, kernels or exercises; give one of them")
         return self

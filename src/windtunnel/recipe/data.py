@@ -24,6 +24,7 @@ from .theses import HELD_OUT, ThesisCorpus, TimeSplit, split_problem
 class Source(Section):
     """One corpus of a mixture and its weight."""
 
+    # No mixture in a mixture, no puzzles or prompts: those are batched in other ways.
     corpus: Annotated[TextCorpus | ArithmeticCorpus | StdlibCorpus | ConversationCorpus, Field(discriminator="kind")]
     weight: float = Field(1.0, gt=0, description="share of the sequences trained on, relative to the other weights")
     name: str | None = Field(None, min_length=1, description="name in reports; null: the kind and its number")
@@ -37,6 +38,7 @@ class MixtureCorpus(Section):
 
     @model_validator(mode="after")
     def _alike(self) -> MixtureCorpus:
+        # One way of packing and one mask for all of the data: those of documents and of conversations differ.
         kinds = {isinstance(source.corpus, ConversationCorpus) for source in self.sources}
         if len(kinds) > 1:
             raise ValueError("data.corpus.sources: documents and conversations cannot be mixed; give sources of one sort")
@@ -89,6 +91,7 @@ class FolderTokenizer(Section):
         for text in self.add:
             if not text.strip():
                 raise ValueError("data.tokenizer.add: a token is empty or blank; leave it out")
+            # Tokenizers attach blanks to the word after; such a token would hardly ever be found in text.
             if text != text.strip():
                 what = f"data.tokenizer.add: {text!r} begins or ends with a blank, which texts mostly lack there"
                 raise ValueError(f"{what}; give {text.strip()!r}")

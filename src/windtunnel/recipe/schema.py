@@ -30,7 +30,9 @@ PLACES = ("path", "config", "init_from")
 class Checkpoints(Section):
     """When a checkpoint is saved and which are kept."""
 
+    # By time, not steps: what a crash may cost is then the same for a step of 50 ms and one of a minute.
     every: Interval = Field(Every(seconds=600.0), description="between two saves")
+    # Two, so that one is whole while the other is written, or turns out damaged.
     keep_last: int = Field(2, ge=1, description="the newest checkpoints; the last of them with optimizer states")
     keep_best: int = Field(2, ge=0, description="by validation loss")
     # To look back at a run that went wrong hours ago; without optimizer states they are cheap.
@@ -46,11 +48,13 @@ class Checkpoints(Section):
 class Bands(Section):
     """Limits of the health metrics. See `windtunnel.run.bands` for advice and actions."""
 
+    # These defaults are deliberately wide: a band that cries wolf is switched off, and then misses the real one.
     gradient_norm_warn: float = Field(5.0, gt=0, description="times its running median")
     spike_sigma: float = Field(6.0, gt=0, description="loss above the running mean by this many deviations is a spike")
     spike_limit: int = Field(3, ge=1, description="spikes in a row after which the run goes back to the last good checkpoint")
     skip_batches: int = Field(20, ge=1, description="batches skipped after going back")
     rewinds: int = Field(2, ge=0, description="most times a run goes back before it ends with exit code 1")
+    # Against the plan, which is itself off by some percent.
     throughput_warn: float = Field(0.85, gt=0, lt=1, description="share of the planned tokens per second")
     memory_warn: float = Field(0.98, gt=0, le=1, description="share of the GPU's memory")
     overfit_patience: int = Field(4, ge=1, description="validations without improvement, and rising, before the run stops early")
@@ -93,6 +97,7 @@ class Serve(Section):
     """Limits of the server."""
 
     slots: int = Field(16, ge=1, description="sequences decoded together")
+    # Beyond this a client waits longer than it will; 429 tells it to come back, or to ask another server.
     queue: int = Field(64, ge=0, description="requests waiting; more are answered 429")
     max_tokens: int = Field(1024, ge=1, description="most tokens of an answer")
     max_prompt_bytes: int = Field(1_000_000, ge=1, description="longer prompts are refused")
@@ -125,6 +130,7 @@ class Recipe(Section):
     trm: Recursion | None = Field(None, description="the model's blocks recurse, supervised after every supervision step")
     layout: LayoutChoice = LayoutChoice()
     data: Data
+    # validate_default: an empty mapping becomes the pretraining stage, which only the validators add.
     stages: dict[str, AnyStage] = Field({}, description="name -> stage, in the order in which they run", validate_default=True)
     stage: str | None = Field(None, description="the stage that this recipe is for, once it is resolved for one")
     budget: Budget = Field(Budget(), description="limits of all stages together")
@@ -141,6 +147,7 @@ class Recipe(Section):
         if not isinstance(data, dict):
             return data
         model = data.get("model", {})
+        # A dict when it comes from YAML, a model when another recipe is copied.
         kind = model.get("kind", "gpt") if isinstance(model, dict) else getattr(model, "kind", "gpt")
         return data | {"stages": complete(data.get("stages") or {}, gpt=kind == "gpt")}
 
@@ -159,6 +166,7 @@ class Recipe(Section):
             missing = sorted(set(ARITHMETIC_ALPHABET) - set(tokenizer.alphabet))
             if missing:
                 raise ValueError(f"data.tokenizer.alphabet lacks {missing}, which the arithmetic corpus uses")
+        # One at a time: what contradicts at one place often makes the next complaint meaningless.
         for problem in (stages_problem(self), recursion_problem(self), puzzle_problem(self), records_problem(self)):
             if problem is not None:
                 raise ValueError(problem)
@@ -216,6 +224,7 @@ class Recipe(Section):
         """
         changed: dict[str, Any] = dict(self.stages)
         for kind, stage in stages.items():
+            # Stages may have names of their own; the kind finds them.
             name = next((name for name, old in changed.items() if old.kind == kind), kind)
             if stage is None:
                 changed.pop(name, None)

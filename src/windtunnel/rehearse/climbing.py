@@ -32,6 +32,7 @@ from .following import train_to_end
 
 # The median of ten settles within a few percent, and the GPU is paid for.
 STEPS = 10
+# Plans are meant to be nearer; beyond this the model may not fit, or break the budget.
 GATE = 0.10
 """Most that memory and step time may exceed the plan, relative; as much below it is worth a warning."""
 TIMEOUT_SECONDS = 900.0
@@ -61,8 +62,10 @@ def _steps(rehearsal: Rehearsal, rig: Rig, say: Say) -> Evidence:
         return Evidence(f"a layout of {plan.layout.engine} is planned, not tried", absent=_elsewhere(rehearsal))
     trial = try_steps(recipe, plan.layout, steps=STEPS, vocab=plan.vocab, timeout=TIMEOUT_SECONDS, say=say)
     if trial.failure is not None:
+        # Any other failure has its cause in the log, and less memory would not help.
         fix = _smaller(recipe, plan) if trial.out_of_memory else None
         raise CheckFailed(f"{rig.gpus} x {_gpu(rig)}, {plan.layout.describe()}: {trial.failure}", fix)
+    # Of a policy only the update is tried here: generating and judging have stages of their own.
     return _judge_learner(plan, trial) if recipe.rl is not None else _judge(plan, trial, rig)
 
 
@@ -193,6 +196,7 @@ def _judge(plan: Plan, trial: Trial, rig: Rig) -> Evidence:
     off = {name: value / planned[name] - 1 for name, value in measured.items()}
     memory = f"{measured['memory']:.1f} GiB reserved ({off['memory']:+.1%} of the plan)"
     step = f"{1000 * measured['step']:,.0f} ms a step ({off['step']:+.1%}), {trial.tokens_per_second or 0:,.0f} tokens/s"
+    # Both numbers with their distance, also where they pass: trust in a plan grows by seeing it hold.
     text = f"{trial.steps} steps on {rig.gpus} x {_gpu(rig)}: {memory}, {step}"
     facts = {"measured": measured, "planned": planned, "off": off, "losses": list(trial.losses), "layout": trial.layout}
     worse = [_WORDS[name] for name in off if off[name] > GATE]
@@ -222,6 +226,7 @@ def _judge_learner(plan: Plan, trial: Trial) -> Evidence:
 
 
 def _alone(rig: Rig) -> Rig:
+    # A share of the node's price: the plan is only compared in time and memory, but it shows dollars too.
     dollars = None if rig.dollars_per_hour is None else rig.dollars_per_hour / max(1, rig.gpus)
     return replace(rig, gpus_per_node=1, dollars_per_hour=dollars)
 

@@ -38,6 +38,7 @@ def write_page(report: Readiness, path: Path) -> Path:
     when = datetime.fromisoformat(report.created).strftime("%Y-%m-%d %H:%M UTC")
     where = f"; {context.folder}" if report.rehearsed else ""
     beyond = f"{report.beyond[:1].upper()}{report.beyond[1:]}." if report.beyond else ""
+    # Only a rehearsal's context has these; a check's page has fewer parts.
     found = getattr(context, "evaluation", None)
     evaluation, samples = _evaluation(found) if found is not None else ([], [])
     memory: dict[str, list[tuple[float, float]]] = getattr(context, "memory", {})
@@ -95,6 +96,7 @@ def _row(outcome: Outcome, late: Late | None) -> CheckRow:
     if outcome.warnings:
         evidence = f"{evidence}. But: {'; '.join(outcome.warnings)}"
     if outcome.problems:
+        # With several problems the outcome's one fix would hide the others.
         remedy = "; ".join(fix or problem for problem, fix in outcome.problems)
     return CheckRow(outcome.check, outcome.proves, evidence, outcome.seconds, outcome.status, remedy, later)
 

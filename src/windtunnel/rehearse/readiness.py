@@ -18,6 +18,7 @@ from windtunnel.rig import instance_names
 
 from .context import Context
 
+# Raised when a key of report.json changes its meaning; new keys do not count.
 FORMAT = 1
 BAD_INPUT, NOT_READY = 2, 1
 INPUT_CHECKS = ("recipe", "rig")
@@ -101,6 +102,7 @@ class Readiness:
     @property
     def lacks(self) -> tuple[tuple[str, str], ...]:
         """Return what `windtunnel train` on this machine would refuse to begin without, and the command that brings it."""
+        # Several checks may miss the same file; it is fetched once.
         return tuple(dict.fromkeys(what for outcome in self.outcomes for what in outcome.lacks))
 
     @property
@@ -116,6 +118,7 @@ class Readiness:
         """
         if any(outcome.status == "fail" and outcome.check in INPUT_CHECKS for outcome in self.outcomes):
             return BAD_INPUT
+        # A laptop need not hold a model of hundreds of GB to say that the recipe is ready for the rig that will.
         return 0 if self.ready or (self.holds and self.named) else NOT_READY
 
     @property
@@ -232,6 +235,7 @@ class Readiness:
 
     def environment(self) -> list[tuple[str, str]]:
         """Return what the checks saw of this machine: (name, evidence)."""
+        # What one asks first of a machine that behaves in another way.
         wanted = ("machine", "python", "torch", "gpu", "memory", "disk", "network", "clock")
         by_name = {outcome.check: outcome for outcome in self.outcomes if outcome.status in ("ok", "warn")}
         return [(name, by_name[name].evidence) for name in wanted if name in by_name]
@@ -379,6 +383,7 @@ def late_costs(recipe: Recipe, plan: Plan) -> dict[Shows, Late]:
     rate = plan.dollars_per_hour
     late = {}
     for shows, value in seconds.items():
+        # Short runs end before their first validation or save is due.
         minutes = min(value, run) / 60 if shows != "start" else value / 60
         late[shows] = Late(minutes, None if rate is None else rate * minutes / 60, RULES[shows])
     return late

@@ -25,6 +25,7 @@ STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
 WIDTH = 100
 MOST_LETTERS = 120
 PLAIN_SECONDS = 5.0
+# A plan has many more rows; these are what rigs are compared by.
 PLAN_ROWS = ("depth", "parameters", "layout", "memory a rank", "step", "speed", "length", "time", "cost", "epochs", "disk")
 
 
@@ -58,6 +59,7 @@ class Progress:
         self._check, self._began = check, time.monotonic()
         if self._terminal:
             self._text = ""
+            # Transient: the moving line gives way to the finished one, so that the scrollback holds results only.
             self._status = Live(
                 console=self._console, get_renderable=self._line, transient=True, refresh_per_second=8, redirect_stderr=False
             )
@@ -80,8 +82,6 @@ class Progress:
             self._print(f"  {SIGNS[outcome.status]} {outcome.check} ({outcome.seconds:.1f} s): {outcome.evidence}")
 
     def _line(self) -> Any:
-        from rich.text import Text
-
         assert self._check is not None
         # What stands before it: the spinner, 17 letters of the name, the seconds and blanks.
         room = self._console.width - 29
@@ -102,7 +102,6 @@ class Progress:
 
 
 def _finished(outcome: Outcome, width: int) -> Any:
-
     sign = (f"{SIGNS[outcome.status]} ", STYLES[outcome.status])
     name, seconds = (f"{outcome.check:<17}", "bold"), (f"{outcome.seconds:4.0f} s", "dim")
     line = Text.assemble(sign, name, seconds, "  ", (outcome.proves, "dim"))
@@ -134,7 +133,7 @@ def show(report: Readiness, stream: TextIO | None = None) -> None:
 
 
 def _checks(report: Readiness) -> Any:
-
+    # Without a plan no column of costs, rather than an empty one.
     later = any(report.late_of(outcome) for outcome in report.outcomes)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), expand=True)
     table.add_column("")
@@ -175,6 +174,7 @@ def _print_remedies(console: Any, report: Readiness) -> None:
     for outcome in report.outcomes:
         rows += [(Text(f"! {outcome.check}", style=STYLES["warn"]), Text(warning)) for warning in outcome.warnings]
     for outcome in report.outcomes:
+        # What was kept from running by another failure needs no advice of its own: that failure has it.
         if outcome.status == "skip" and not outcome.blocks:
             rows.append((Text(f"– {outcome.check}", style="dim"), Text(f"for that: {outcome.fix}", style="dim")))
     if rows:
@@ -183,7 +183,6 @@ def _print_remedies(console: Any, report: Readiness) -> None:
 
 
 def _print_later(console: Any, report: Readiness) -> None:
-
     if report.late:
         rules = "; ".join(f"{late.rule} {late_text(late)}" for late in report.late.values())
         rate = f"the rate of {report.late_target} times the minutes until the failure would show there"
@@ -192,7 +191,6 @@ def _print_later(console: Any, report: Readiness) -> None:
 
 
 def _print_rungs(console: Any, report: Readiness) -> None:
-
     rows = []
     for verdict in report.rungs():
         lacking = verdict.lacks and not (verdict.failed or verdict.untried or verdict.here)
@@ -203,7 +201,6 @@ def _print_rungs(console: Any, report: Readiness) -> None:
 
 
 def _plans(plans: list[Plan]) -> Any:
-
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), expand=True)
     table.add_column("plan", no_wrap=True, style="dim")
     for plan in plans:
@@ -217,7 +214,6 @@ def _plans(plans: list[Plan]) -> Any:
 
 
 def _print_remarks(console: Any, plans: list[Plan]) -> None:
-
     rows = [(Text(plan.rig, style="bold"), Text(note, style="dim")) for plan in plans for note in plan.notes]
     if rows:
         console.print(_grid(rows))
@@ -225,7 +221,6 @@ def _print_remarks(console: Any, plans: list[Plan]) -> None:
 
 
 def _grid(rows: list[tuple[Any, Any]]) -> Any:
-
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold", ratio=1)
@@ -235,7 +230,6 @@ def _grid(rows: list[tuple[Any, Any]]) -> Any:
 
 
 def _print_verdict(console: Any, report: Readiness) -> None:
-
     style = "bold green" if report.ready else "bold yellow" if report.holds else "bold red"
     console.print(Text(report.verdict, style=style))
     dearest = report.dearest()
@@ -246,6 +240,7 @@ def _print_verdict(console: Any, report: Readiness) -> None:
         console.print(Text(f"{where}  ({report.seconds:.0f} s)"), soft_wrap=True)
     else:
         console.print(Text(f"{report.seconds:.0f} s", style="dim"))
+    # soft_wrap: a command that rich broke over two lines could not be copied.
     console.print(Text(f"{report.next_place}: {report.next_command}"), soft_wrap=True)
     for beginning, command in zip((f"on {report.late_target}, your machine: ", "rented: "), report.next_rung, strict=False):
         console.print(Text(beginning + command), soft_wrap=True)

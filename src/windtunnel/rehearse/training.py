@@ -49,6 +49,7 @@ def resume(rehearsal: Rehearsal, say: Say) -> Evidence:
     assert rehearsal.run is not None
     command = train_command(rehearsal.recipe_file, run=rehearsal.run)
     with contextlib.ExitStack() as stack:
+        # Where there are cores for both, the two runs that are compared are waited for once.
         beside = stack.enter_context(Uninterrupted(rehearsal, lambda text: None)) if rehearsal.side_by_side else None
         log = rehearsal.folder / "resumed.log"
         child = stack.enter_context(Child(command, log, rehearsal.environment, rehearsal.forker))
@@ -74,6 +75,7 @@ def resume(rehearsal: Rehearsal, say: Say) -> Evidence:
     expected = f"resumed from step {rehearsal.resumed_from:,}"
     if resumed != [expected]:
         raise CheckFailed(f"expected one event '{expected}', found {resumed or 'none'}")
+    # No step twice and none left out: a resumed run must not log again what was logged before the kill.
     if steps != list(range(1, len(steps) + 1)):
         raise CheckFailed(f"the metrics have {len(steps)} points up to step {steps[-1] if steps else 0}")
     stale = [path.name for path in folder.checkpoints_dir.iterdir() if not _COMPLETE.fullmatch(path.name.partition(".")[0])]
@@ -81,6 +83,7 @@ def resume(rehearsal: Rehearsal, say: Say) -> Evidence:
     if stale:
         raise CheckFailed(f"half-written checkpoints were left behind: {', '.join(stale)}", blocks=False)
     store = CheckpointStore(folder.checkpoints_dir)
+    # All of them, not the newest alone: the kill may have damaged one that is not read again until it is needed.
     bad = [c.path.name for c in store.all() if not store.is_good(c)]
     if bad or store.problems:
         raise CheckFailed(f"damaged checkpoints: {', '.join(bad) or store.problems[0]}", blocks=False)
@@ -144,6 +147,7 @@ def _listing(folder: Path) -> str:
         parts.append(f"{path.relative_to(folder)} {path.stat().st_size / 2**20:.2f} MiB")
     if not (folder / "checkpoint.json").exists():
         parts.append("no checkpoint.json")
+    # The random end of the name tells nothing and takes half a line.
     name = re.sub(r"(\.tmp-.{4}).*", r"\1…", folder.name)
     return f"{name} ({', '.join(parts)})"
 
@@ -194,6 +198,7 @@ def bit_exact(rehearsal: Rehearsal, say: Say) -> Evidence:
         if not common or common[-1] <= rehearsal.resumed_from:
             raise CheckFailed(f"the runs have no steps in common after step {rehearsal.resumed_from}", blocks=False)
         for step in common:
+            # Bit by bit: a tolerance would hide exactly the bugs that this is for, such as a lost generator state.
             if ours[step] != theirs[step]:
                 message = f"{name} differs at step {step}: {ours[step]!r} resumed, {theirs[step]!r} uninterrupted"
                 raise CheckFailed(f"{message} (resumed from {rehearsal.resumed_from})", blocks=False)

@@ -26,6 +26,7 @@ SETTINGS = "afterwards.json"
 LOOK_SECONDS = 5.0
 SAVE_SECONDS = 600.0
 """For a run that is asked to end past the limit."""
+# A machine that cannot stop itself is a bill; but a wrong command does not become right.
 TRIES = 5
 # Verbs that only read: somebody who watches must not keep a machine up all night.
 _LOOKING_ON = ("logs", "watch", "runs", "windtunnel.remote.afterwards")
@@ -67,6 +68,7 @@ def main() -> int:
                     _end_all(folder)
             elif time.monotonic() - since >= 60 * asked.minutes:
                 return _stop_machine(asked.command)
+            # Short waits are looked at more often, so that a test or a careful user with seconds is served too.
             time.sleep(min(LOOK_SECONDS, 1.0 + 60 * asked.minutes / 4))
 
 

@@ -63,6 +63,7 @@ def launch_recipe(address: Address, recipe: Recipe, how: How, say: Say) -> Addre
     with Host(address) as host:
         _look_for_gpus(host, how)
         brought = bring_package(host, say, python=how.python, mirror=recipe.checkpoints.mirror)
+        # With the time: the same recipe may be launched twice, and the first one's files may be in use.
         job = f"{host.root}/jobs/{recipe.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
         file = bring_recipe(host, recipe, job, say)
         _check(host, brought, file, how, say)
@@ -86,6 +87,7 @@ def launch_from_mirror(address: Address, mirror: str, how: How, say: Say) -> Add
 def status(address: Address) -> list[dict[str, Any]]:
     """Return the runs on a machine, the newest first, as `windtunnel runs --json` tells them there. Raises UserError."""
     with Host(address) as host:
+        # Asked of the package there: it knows its own run folders, whatever version this side has.
         told = json.loads(host.run(_windtunnel(host, current(host), "runs", "--json")))
     return [item for item in told if address.run in (None, Path(item["path"]).name)]
 
@@ -116,6 +118,7 @@ def fetch(address: Address, root: Path, say: Say) -> Path:
         if host.has("-f", f"{there}/metrics.sqlite"):
             copy, own = f"{there}/metrics.copy.tmp-{os.getpid()}", folder / "metrics.sqlite"
             host.run(f"{brought.python} -c {shlex.quote(_COPY)} {shlex.quote(there)}/metrics.sqlite > {shlex.quote(copy)}")
+            # A transfer that is cut off must not leave half a database in the place of the last whole one.
             temporary = folder / "metrics.part"
             host.pull_file(copy, temporary)
             host.run(f"rm -f {shlex.quote(copy)}")
@@ -140,6 +143,7 @@ def _check(host: Host, brought: Brought, file: str, how: How, say: Say) -> None:
         for line in lines:
             say(line)
         raise GateFailed(f"{host.address}: a check did not hold there; nothing was started", "see the report above")
+    # The verdict is the last line; the whole report is only of use where something failed.
     say(next((line for line in reversed(lines) if line.strip()), "checks hold"))
 
 

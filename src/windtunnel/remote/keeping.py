@@ -19,6 +19,7 @@ from windtunnel.run import interrupted
 from .host import Address
 from .jobs import How, Say, launch_recipe, status
 
+# One miss is a network that hiccups; a relaunch costs minutes and money.
 MISSES = 3
 """So many looks in a row that do not reach a machine make it lost."""
 MOST_WITHOUT_PROGRESS = 3
@@ -44,6 +45,7 @@ class Kept:
     @property
     def code(self) -> int:
         """The exit code."""
+        # The codes of `windtunnel train` itself, so that a script need not know where it ran.
         return {"done": 0, "stopped": 3}.get(self.status, 1)
 
 

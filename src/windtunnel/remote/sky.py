@@ -26,14 +26,17 @@ from .bring import EXTRAS, build_wheel, install_script, moved, named_files
 from .host import HOME
 from .probes import find_python, require_gpus
 
+# Whose schema this writes for; the one that is installed has the last word (`compare_with_schema`).
 VERSION = "0.14.1"
 TASK = "task.yaml"
 JOB = "~/windtunnel"
 """On the machine: the package, the recipe and the files that it names."""
 _RUNS, _ENVIRONMENT, _CURRENT = (f'"$HOME/{HOME}/{name}"' for name in ("runs", "installed/task", "current"))
 """Where ssh finds them too: what is launched there is looked at and stopped in the same way."""
+# Long enough to fetch the end of a run, short enough to cost cents.
 IDLE_MINUTES = 10
 """The machine is ended when nothing has run for so long, whatever became of the job."""
+# The image with its drivers and torch alone takes a good part of the least.
 DISK_MARGIN, LEAST_DISK = 1.3, 100
 TAKEN = 100
 """What a task ends with whose machine is about to be taken away: SkyPilot then rents another one and starts it again."""
@@ -133,6 +136,7 @@ def require_spot(name: str) -> str:
 def refused_by_cloud(said: str) -> tuple[str, str] | None:
     """Return (what a cloud refused, the fix) of what SkyPilot printed; None where it speaks of neither quota nor room."""
     text = said.lower()
+    # Quota first: such a message may speak of capacity too, and waiting does not raise a quota.
     if "quota" in text or "limitexceeded" in text.replace(" ", "") or "vcpulimit" in text:
         fix = "ask the provider for a higher quota of this GPU, which takes hours to days; or --to runpod, or fewer GPUs: --on"
         return "the account's quota of this machine is exceeded", fix
@@ -270,6 +274,7 @@ def compare_with_schema(file: Path) -> str:
     program = shutil.which("sky")
     if program is None:
         return f"not compared with SkyPilot's schema, which is not installed here: pip install skypilot=={VERSION}"
+    # SkyPilot usually has an environment of its own; the interpreter beside its command is the one that can import it.
     interpreter = Path(program).parent / "python"
     try:
         done = subprocess.run(
@@ -312,6 +317,7 @@ def run_and_keep(command: Sequence[str]) -> tuple[int, str]:
     with subprocess.Popen(command, stderr=subprocess.PIPE, bufsize=0) as child:
         assert child.stderr is not None
         while part := child.stderr.read(4096):
+            # Incrementally: a read may end inside a character.
             text = decoder.decode(part)
             sys.stderr.write(text)
             sys.stderr.flush()

@@ -25,6 +25,7 @@ from .follow import read_snapshot
 from .live import finite
 from .made import samples_of, stages_of, stamp_of
 
+# As many as so small a curve can show.
 SPARK_POINTS = 40
 CURVE_POINTS = 400
 MOST_EVENTS = 60
@@ -46,6 +47,7 @@ class Board:
 
     def runs(self) -> dict[str, Any]:
         """Return a line for every run, the newest first."""
+        # One deadline for the whole list: a limit for each run would add up.
         until = time.monotonic() + PATIENCE_SECONDS
         return {"root": str(self.root), "runs": [self._line(summary, until) for summary in list_runs(self.root)]}
 
@@ -82,6 +84,7 @@ class Board:
             return {"last": -1, "series": {}}
         with MetricsReader(path) as metrics:
             last = max((point.step for point in metrics.latest().values()), default=-1)
+            # Nothing is read where no step was added, which is most looks.
             new = (
                 {series: told(stretches(metrics, series, CURVE_POINTS, since=since)) for series in metrics.names()}
                 if last > since

@@ -148,9 +148,11 @@ def draw_comparison(results: Sequence[RunResult], path: Path) -> None:
     if path.suffix.lower() == ".html":
         _write_page(results, path)
         return
+    # Runs without a price have no curve over dollars; an empty panel would say nothing.
     shown = [name for name in ("tokens", "hours", "dollars") if any(len(result.curves[name]) > 0 for result in results)]
     if not shown:
         raise UserError("none of the runs has been validated yet: there is nothing to draw")
+    # The class, not pyplot: no window system is asked for, and nothing global is left behind.
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
@@ -160,6 +162,7 @@ def draw_comparison(results: Sequence[RunResult], path: Path) -> None:
         for index, result in enumerate(results):
             points = thin(result.curves[name])
             if points:
+                # Points are marked while they are few enough to be told apart.
                 axes.plot(*zip(*points, strict=True), marker="o" if len(points) < 30 else None, markersize=3, color=f"C{index}",
                           label=result.name)  # fmt: skip
         axes.set_xlabel(name)

@@ -16,6 +16,7 @@ from .live import TerminalView
 from .snapshot import Snapshot
 from .text import count
 
+# The time left follows the pace of now: a run may have become slower since its beginning.
 RECENT_STEPS = 20
 MOST_LOSSES = 2000
 MOST_ALERTS = 20
@@ -32,6 +33,7 @@ def watch_run(folder: Path, *, once: bool = False, interval: float = 2.0) -> Non
             while True:
                 now = read_snapshot(folder)
                 view.update(now)
+                # A run that has ended is shown once.
                 if once or now.phase not in ("training", "starting"):
                     return
                 time.sleep(interval)

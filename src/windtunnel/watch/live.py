@@ -17,6 +17,7 @@ from .snapshot import Snapshot, as_snapshot
 from .text import chain, count, dollars, duration, number, share
 
 REFRESHES_PER_SECOND = 4
+# Often enough to see that it lives, rare enough for a log that is read later.
 PLAIN_SECONDS = 5.0
 # What a log is better without: escapes that set colours.
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -125,6 +126,7 @@ class _Log:
 
     def write(self, text: str) -> int:
         if text.strip():
+            # Not through standard output: that is the terminal's here, and has the drawn screen.
             self._channel.log(text)
         return len(text)
 

@@ -90,6 +90,7 @@ def run_page(folder: Path) -> str:
         good=str(run.manifest.get("status", "running")) in GOOD and not failed,
         gates=[_gate(item) for item in run.manifest.get("gates") or []],
         expected=[item.row() for item in compare_expected(run)],
+        # Measured beside planned: that is what a report is opened for after a run.
         figures=_figures(now, run.manifest.get("plan") or {}, _speed(run)),
         evaluation=evaluation,
         samples=samples,
@@ -197,5 +198,6 @@ def _events(run: RunFolder) -> list[tuple[str, str, str, str]]:
         found = [event for event in metrics.events() if event.level in ("warn", "bad")]
     return [
         ("-" if e.step is None else f"step {e.step:,}", e.level, e.message, str(e.data.get("advice", "")))
+        # The last ones: they say how it ended.
         for e in found[-MOST_EVENTS:]
     ]

@@ -142,6 +142,7 @@ class Pages:
             nonlocal since
             tail = self._board.tail(name, since)
             found = {"moment": self._board.moment(name), **tail}
+            # Kept for each stream: two browsers may be at different steps.
             since = tail["last"]
             return found
 
