@@ -137,7 +137,7 @@ def test_a_corpus_is_made_again_when_its_module_changes(package) -> None:
 
 def test_a_large_corpus_of_a_package_gets_an_excerpt(package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package(corpora={"numbers": "numbers_package:Numbers"})
-    monkeypatch.setattr("windtunnel.rehearse.context.EXCERPT_BYTES", 5_000)
+    monkeypatch.setattr("windtunnel.rehearse.excerpt.EXCERPT_BYTES", 5_000)
     context = Context("given", folder=tmp_path, given=a_recipe("data.corpus.most=5000"))
     corpus = context.scale.data.corpus
     texts = [json.loads(line)["text"] for line in Path(corpus.files[0]).read_text(encoding="utf-8").splitlines()]
