@@ -43,7 +43,7 @@ def main() -> int:
     start_cuda(0)
     try:
         _compile(part, Recipe.model_validate(given["recipe"]))
-    except Exception:
+    except Exception:  # of whatever kind: the ranks compile for themselves then, and end where that fails too
         log_only(None, f"compiling ahead, {part}: {traceback.format_exc()}")
     _leave(done)
     return 0

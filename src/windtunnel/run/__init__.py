@@ -2,7 +2,6 @@
 
 from .bands import Alert, BandWatch, Finding, GateResult, Judge, Targets
 from .budget import STARTED, BudgetClock, BudgetSpent, EpochsVerdict, Spent, epochs_over_data, load_spent
-from .compilers import COMPILING_SECONDS, name_compilers, wait_for_compilers
 from .ending import LAST_LINES, Outcome, interrupted, outcome, record_end
 from .expected import EVALUATION, Expected, compare_expected
 from .folder import JOB_VARIABLE, RunFolder, new_folder, read_manifest, read_own_recipe
@@ -29,7 +28,7 @@ from .output import (
     part_logs,
     print_to,
 )
-from .processes import ProcessId, holder, is_live, process_state
+from .processes import COMPILING_SECONDS, ProcessId, holder, is_live, name_compilers, process_state, wait_for_compilers
 from .quiet import Silence, silence
 from .saves import Saves, measured_saves, saves_of
 from .signals import STOP_FILE, STOPPING, StoppedEarly, StopRequest, stop_early

@@ -12,6 +12,7 @@ import json
 import os
 import socket
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -20,6 +21,10 @@ from windtunnel.recipe import UserError
 
 LOCK = "lock"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_COMPILERS = "WINDTUNNEL_COMPILERS"  # names those that compile what the first step needs
+COMPILING_SECONDS = 60.0
+"""Most that such a process takes, and most that is waited for it."""
+_TICK = 0.02
 _STATE, _STARTED = 0, 19  # fields of /proc/PID/stat after the command's name, see proc(5)
 
 
@@ -165,6 +170,27 @@ def _take(folder: Path) -> IO[str]:
         fix = "copy it to where it can be written, then --run COPY"
         raise UserError(f"run folder {folder} cannot be locked: {error.strerror or error}", fix) from None
     return file
+
+
+def name_compilers(pids: Iterable[int]) -> None:
+    """Name processes that compile to those that are started from now on, and to this one."""
+    os.environ[_COMPILERS] = json.dumps([ProcessId.of(pid).dump() for pid in pids])
+
+
+def _compiling() -> bool:
+    """Return whether a process that compiles still runs."""
+    named = (ProcessId.parse(text) for text in json.loads(os.environ.get(_COMPILERS, "[]")))
+    return any(one is not None and one.alive for one in named)
+
+
+def wait_for_compilers(stopped: Callable[[], object], seconds: float = COMPILING_SECONDS) -> None:
+    """Wait until all processes that compile have ended, or for so long, or until `stopped`.
+
+    Whoever compiled the same beside them would have it later.
+    """
+    limit = time.monotonic() + seconds
+    while _compiling() and time.monotonic() < limit and not stopped():
+        time.sleep(_TICK)
 
 
 def _boot_id() -> str:
