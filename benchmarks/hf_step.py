@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from finetune_peers import QWEN, SMOLLM2, TINY
+from finetune_cases import QWEN, SMOLLM2, TINY
 
 CONFIGS = {"smollm2": SMOLLM2, "qwen": QWEN, "tiny": TINY}
 PHASES = ("forward", "backward", "optimizer")
