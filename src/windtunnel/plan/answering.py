@@ -89,7 +89,7 @@ def plan_answering(shape: HFShape, asked: Asked, rig: Rig, c: HFConstants, *, sh
             return max(reading, launches) + c.decode_overhead_seconds
         # Each layer waits for the host, which must know how many rows come to an expert: what it launches hides behind nothing.
         launches = shape.layers * c.eager_launch_seconds
-        traffic, share = _expert_traffic(shape, tokens)
+        traffic, share = _expert_traffic(shape, tokens, rig)
         decoding = traffic * coded / ranks / (bandwidth * (share or c.bandwidth_efficiency))
         return reading + decoding + launches + c.decode_overhead_seconds
 
@@ -100,11 +100,13 @@ def plan_answering(shape: HFShape, asked: Asked, rig: Rig, c: HFConstants, *, sh
     return Answering(ranks, at_once, weights, limit, one(asked.prompt_tokens), one(at_once) + cache, prompts, steps)
 
 
-def _expert_traffic(shape: HFShape, tokens: float) -> tuple[float, float | None]:
+def _expert_traffic(shape: HFShape, tokens: float, rig: Rig) -> tuple[float, float | None]:
     """Return bytes moved for each weight of the experts by so many tokens, and at which share of the bandwidth if it is known."""
     assert shape.experts is not None
+    assert rig.gpu is not None
     chosen = shape.experts.per_token / shape.experts.count
-    if tokens * chosen > FEW_ROWS:
+    # Triton reads e4m3 from this capability on.
+    if tokens * chosen > FEW_ROWS or rig.gpu.capability < (8, 9):
         return DECODED_TRAFFIC, None
     return 1 - (1 - chosen) ** tokens, FEW_ROWS_BANDWIDTH
 
