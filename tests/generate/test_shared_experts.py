@@ -105,11 +105,32 @@ def test_each_rank_has_a_gpu_of_its_own_whose_number_is_named() -> None:
     assert team._device("cpu", 1) == torch.device("cpu")
 
 
+@pytest.fixture(scope="module")
+def coded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of DeepSeek-V3's shape in fp8."""
+    folder = tmp_path_factory.mktemp("coded")
+    convert_folder(base_of(folder / "base", "deepseek_v3"), folder / "fp8", Choice(to="fp8"))
+    return folder / "fp8"
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_two_gpus_say_what_one_does(run: Path) -> None:
+def test_two_gpus_say_what_one_does(coded: Path) -> None:
     said = []
     for ranks in (1, 2):
-        with closing(load_source(run, ranks=ranks).generator) as generator:
+        with closing(load_source(coded, ranks=ranks).generator) as generator:
             said.append([one.tokens for one in generator.generate([GenerationJob(p, 3, temperature=0) for p in PROMPTS])])
     assert said[0] == said[1]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_gpu_that_is_gone_ends_the_generation(coded: Path) -> None:
+    from windtunnel.generate import GenerationFailed
+
+    with closing(load_source(coded, ranks=2).generator) as generator:
+        generator.generate([GenerationJob(PROMPTS[0], 2, temperature=0)])
+        (follower,) = generator._leader._followers  # type: ignore[attr-defined]
+        follower.kill()
+        with pytest.raises(GenerationFailed):
+            generator.generate([GenerationJob(PROMPTS[0], 8, temperature=0)])

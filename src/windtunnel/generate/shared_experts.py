@@ -147,7 +147,7 @@ class Leader:
     team: Team
     _freed: list[int] = field(default_factory=list)
     _begun: set[int] = field(default_factory=set)
-    _failed: bool = False
+    _failed: str = ""
 
     def __post_init__(self) -> None:
         self.context, self.vocab, self.device = self.local.context, self.local.vocab, self.local.device
@@ -193,10 +193,14 @@ class Leader:
         self._freed, self._begun = [], set()
         self.local.reset()
 
+    def fail(self, why: str) -> None:
+        """Let the pass under way be the last; from another thread too."""
+        self._failed = self._failed or why
+
     def end(self) -> None:
         """Let the other ranks go."""
         if not self._failed:
-            self._failed = True
+            self.fail("the team has ended")
             _send(Order("end"), self.team)
 
     def _emptied(self) -> tuple[int, ...]:
@@ -214,8 +218,7 @@ class Leader:
         return logits
 
     def _tell(self, order: Order) -> None:
-        if self._failed:
-            raise GenerationFailed("a rank failed in the middle of a pass, and the others wait for it: start anew")
+        self._require_well()
         with self._guard():
             _send(order, self.team)
 
@@ -225,8 +228,14 @@ class Leader:
         try:
             yield
         except BaseException:
-            self._failed = True
+            self.fail("a rank failed in the middle of a pass, and the others wait for it")
             raise
+        # What came of a pass that another rank did not end means nothing.
+        self._require_well()
+
+    def _require_well(self) -> None:
+        if self._failed:
+            raise GenerationFailed(f"{self._failed}: start anew")
 
 
 def follow(local: HFDecoder, team: Team) -> None:

@@ -14,6 +14,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -31,6 +32,7 @@ from .hf import HFDecoder
 from .shared_experts import Leader, Team, follow
 from .text import TextCodec
 
+LOOK_SECONDS = 0.5
 TIMEOUT = datetime.timedelta(hours=24)
 """A server may wait so long for the next request."""
 Load = Callable[[torch.device, ExpertGroup], Any]
@@ -79,15 +81,29 @@ class TeamLeader(Leader):
 
     def __init__(self, local: HFDecoder, team: Team, followers: list[subprocess.Popen[bytes]]) -> None:
         super().__init__(local, team)
-        self._followers = followers
+        self._followers, self._closing = followers, threading.Event()
+        threading.Thread(target=self._watch, name="team-watch", daemon=True).start()
+
+    def _watch(self) -> None:
+        """Fail as soon as another rank is gone: between GPUs nobody else would tell who waits for it."""
+        while not self._closing.wait(LOOK_SECONDS):
+            for rank, process in enumerate(self._followers, 1):
+                if process.poll() is None or self._closing.is_set():
+                    continue
+                self.fail(f"rank {rank} of {self.team.size}, which shares the experts, ended with code {process.returncode}")
+                for group in (dist.group.WORLD, self.team.experts.group):
+                    _abort(group)
+                return
 
     def close(self, timeout: float = 10.0) -> None:
         """End the other ranks."""
+        self._closing.set()
+        lost = bool(self._failed)
         with contextlib.suppress(RuntimeError):  # some rank is gone already
             self.end()
-        _end(self._followers, timeout)
+        _end(self._followers, 0.0 if lost else timeout)
         if dist.is_initialized():
-            dist.destroy_process_group()
+            _leave(abort=lost)
 
 
 class SharedGenerator(BatchedGenerator):
@@ -118,11 +134,18 @@ def start_team(load: Load, weights: Named, device: torch.device, size: int) -> T
     if dist.is_initialized():
         raise UserError("a model whose experts are shared cannot be loaded beside another one", "close the other one first")
     store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    # All decode weights at once: threads of each for all cores would wait for one another at every tensor.
+    threads = max(1, torch.get_num_threads() // size)
+    torch.set_num_threads(threads)
     followers = []
     for rank in range(1, size):
         told = asdict(Request(weights, device.type, rank, size, store.port))
         command = [sys.executable, "-m", "windtunnel.generate.team", json.dumps(told)]
-        followers.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL))
+        followers.append(
+            subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": str(threads)}
+            )
+        )
     try:
         # Before the group is formed, which waits for all its members for as long as TIMEOUT: one that cannot start is seen here.
         _wait(store, "here", followers)
@@ -136,6 +159,20 @@ def start_team(load: Load, weights: Named, device: torch.device, size: int) -> T
             dist.destroy_process_group()
         raise
     return TeamLeader(local, team, followers)
+
+
+def _abort(group: Any) -> None:
+    """Let whoever waits for other ranks' GPUs go on, with an error or with numbers that mean nothing."""
+    with contextlib.suppress(RuntimeError, AttributeError):  # between CPUs waiting ends by itself
+        group._get_backend(torch.device("cuda")).abort()
+
+
+def _leave(abort: bool) -> None:
+    """Leave all groups; abort: without the others, who are gone or wait in the middle of a pass."""
+    if abort and dist.get_backend() == "nccl":
+        dist.distributed_c10d._abort_process_group()
+    else:
+        dist.destroy_process_group()
 
 
 def _device(kind: str, rank: int) -> torch.device:
@@ -193,7 +230,7 @@ def main() -> None:
     """Be a rank that follows."""
     from .source import loader_of
 
-    request = Request.parse(sys.argv[1])
+    request, leader = Request.parse(sys.argv[1]), os.getppid()
     store = dist.TCPStore("127.0.0.1", request.port, None, False)
     device = _device(request.device, request.rank)
     with _refusing(store, request.rank):
@@ -201,10 +238,15 @@ def main() -> None:
         team = _join(store, device, request.rank, request.size)
         local = HFDecoder(loader_of(request.weights)(device, team.experts))
         store.set(f"loaded-{request.rank}", "")
-    with contextlib.suppress(RuntimeError):  # the first rank is gone
+    code = 0
+    try:
         follow(local, team)
-    sys.stdout.flush()
-    os._exit(0)  # communicators of ranks that are gone would be waited for
+    except RuntimeError as error:
+        # Where the first rank is gone its messages end, and nobody is left to be told.
+        if os.getppid() == leader:
+            print(f"rank {request.rank} of {request.size}, which shares the experts: {error}", file=sys.stderr, flush=True)
+            code = 1
+    os._exit(code)  # communicators of ranks that are gone would be waited for
 
 
 if __name__ == "__main__":
