@@ -7,6 +7,7 @@ lost, and at fine-tuning's learning rates nearly all are.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
@@ -112,12 +113,14 @@ class AdamW:
         )  # fmt: skip
 
     def _rounded_step(self, gradients: dict[str, Tensor], scale: Tensor, learning_rate: float) -> None:
-        # Filled on the device: a copy from the host would wait for it.
+        # What moments are divided by for having begun at zero is taken into factors here: a division or a root costs an
+        # element as much as its bytes do. Filled on the device: a copy from the host would wait for it.
+        unbias = 1 - self._betas[0] ** self.steps, math.sqrt(1 - self._betas[1] ** self.steps)
         rates = tuple(
             torch.full((), value, dtype=torch.float32, device=scale.device)
-            for value in (learning_rate, 1 - self._betas[0] ** self.steps, 1 - self._betas[1] ** self.steps)
+            for value in (learning_rate / unbias[0], 1 / unbias[1], 1 - learning_rate * self._decay)
         )
-        constants = (*self._betas, self._eps, self._decay)
+        constants = (*self._betas, self._eps)
         parts = [
             part
             for name, gradient in gradients.items()
@@ -174,15 +177,14 @@ class _Moments:
 
 
 def _update(w, g, m, v, scale, rates, seed, constants):  # type: ignore[no-untyped-def]
-    rate, first, second = rates  # the learning rate, and what the moments are divided by for having begun at zero
-    beta1, beta2, eps, decay = constants
+    rate, root, shrink = rates  # the learning rate and a factor of the root, both unbiased, and what decay leaves of a weight
+    beta1, beta2, eps = constants
     idle = scale == 0
     gradient = g.float() * scale
     m32 = beta1 * _decode_first(m) + (1 - beta1) * gradient
     v32 = beta2 * _decode_second(v) + (1 - beta2) * gradient * gradient
-    direction = (m32 / first) / ((v32 / second).sqrt() + eps)
     noise = _noise(w, seed)
-    _store(w, w.float() * (1 - rate * decay) - rate * direction, noise[0], idle)
+    _store(w, w.float() * shrink - rate * m32 / (v32.sqrt() * root + eps), noise[0], idle)
     if m[0].dtype == torch.int8:
         _encode_first(m, m32, noise[1], idle)
         _encode_second(v, v32, noise[2], idle)
