@@ -46,6 +46,7 @@ class Way:
     lora: int = 0
     recompute: bool = False
     keep_attention: bool = False
+    kept_blocks: int = 0
     master: bool = True
     states: str = "fp32"
     weights: str = "bf16"
@@ -71,7 +72,8 @@ def conversations(way: Way, vocab: int, path: Path) -> Any:
     from windtunnel.data.packing import pack_ids
 
     draw, parts, total = np.random.default_rng(7), [], 0
-    while total < way.batch * way.sequence * (way.steps + 2):
+    # Four times what is read: of few samples the last sequences would be packed badly.
+    while total < 4 * way.batch * way.sequence * (way.steps + 2):
         drawn = way.sequence if way.whole else int(np.clip(draw.lognormal(5.7, 0.85), 16, way.sequence))
         learned = np.arange(drawn) >= round(drawn * (1 - way.answers))
         parts.append(pack_ids(draw.integers(0, vocab, drawn), learned))
@@ -140,8 +142,8 @@ def measure(name: str, way: Way, device: str, profile: bool, folder: Path) -> di
     options: dict[str, Any] = {k: getattr(way, k) for k in ("weights", "master", "states", "compile", "attention", "exact")}
     job = build_hf(
         config, lora=LoRA(rank=way.lora, alpha=2 * way.lora) if way.lora else None, shard="full", seed=1,
-        recompute="block" if way.recompute else "none", keep_attention=way.keep_attention, sequence=way.sequence,
-        ranks=Ranks(0, 1, there, None), compute=torch.bfloat16, **options,
+        recompute="block" if way.recompute else "none", keep_attention=way.keep_attention, kept_blocks=way.kept_blocks,
+        sequence=way.sequence, ranks=Ranks(0, 1, there, None), compute=torch.bfloat16, **options,
     )  # fmt: skip
     built = time.perf_counter() - began
     watch, sums, host = Stopwatch(cuda), [], 0.0

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from .triton_attention import attend_newest
     from .triton_draw import draw_rows
     from .triton_step import add_norm, place_heads
-    from .triton_swiglu import swiglu_forward
+    from .triton_swiglu import swiglu_backward_in_place_, swiglu_forward, swiglu_of
     from .weights import fast_dtype, load_weights, model_of_recipe
 
 __all__ = [
@@ -162,7 +162,9 @@ __all__ = [
     "require_weights",
     "share_experts_fp8",
     "shared_experts_of",
+    "swiglu_backward_in_place_",
     "swiglu_forward",
+    "swiglu_of",
     "to_hub",
     "token_tables",
     "top_log_probabilities",

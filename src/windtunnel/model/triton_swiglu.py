@@ -1,4 +1,4 @@
-"""GPU kernels behind `products.swiglu`: silu(gate) * hidden of two halves side by side, forward and backward."""
+"""GPU kernels of silu(gate) * hidden: of two halves side by side, as `products.swiglu` has them, or of two tensors."""
 
 from __future__ import annotations
 
@@ -11,43 +11,59 @@ BLOCK = 1024
 
 
 @triton.jit
-def _forward(both, out, H, BLOCK: tl.constexpr):
+def _forward(hidden, gate, out, H, stride, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < H
-    hidden = tl.load(both + row * 2 * H + at, mask=inside, other=0.0).to(tl.float32)
-    gate = tl.load(both + row * 2 * H + H + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * H + at, (gate * tl.sigmoid(gate) * hidden).to(out.dtype.element_ty), mask=inside)
+    h = tl.load(hidden + row * stride + at, mask=inside, other=0.0).to(tl.float32)
+    g = tl.load(gate + row * stride + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * H + at, (g * tl.sigmoid(g) * h).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _backward(grad, both, dboth, H, BLOCK: tl.constexpr):
+def _backward(grad, hidden, gate, dhidden, dgate, H, stride, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < H
-    hidden = tl.load(both + row * 2 * H + at, mask=inside, other=0.0).to(tl.float32)
-    gate = tl.load(both + row * 2 * H + H + at, mask=inside, other=0.0).to(tl.float32)
+    h = tl.load(hidden + row * stride + at, mask=inside, other=0.0).to(tl.float32)
+    g = tl.load(gate + row * stride + at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(grad + row * H + at, mask=inside, other=0.0).to(tl.float32)
-    s = tl.sigmoid(gate)
-    silu = gate * s
-    tl.store(dboth + row * 2 * H + at, (up * silu).to(dboth.dtype.element_ty), mask=inside)
-    slope = s * (1 + gate * (1 - s))
-    tl.store(dboth + row * 2 * H + H + at, (up * hidden * slope).to(dboth.dtype.element_ty), mask=inside)
+    s = tl.sigmoid(g)
+    silu = g * s
+    tl.store(dhidden + row * stride + at, (up * silu).to(dhidden.dtype.element_ty), mask=inside)
+    slope = s * (1 + g * (1 - s))
+    tl.store(dgate + row * stride + at, (up * h * slope).to(dgate.dtype.element_ty), mask=inside)
     # The product again, where its gradient was: whoever needs it for a weight's gradient need not have kept it.
-    tl.store(grad + row * H + at, (silu * hidden).to(grad.dtype.element_ty), mask=inside)
+    tl.store(grad + row * H + at, (silu * h).to(grad.dtype.element_ty), mask=inside)
 
 
 def swiglu_forward(both: Tensor) -> Tensor:
     """Return silu(second half) * first half of both (N, 2H), contiguous: (N, H)."""
-    N, H = both.size(0), both.size(1) // 2
-    out = both.new_empty(N, H)
-    _forward[(N, triton.cdiv(H, BLOCK))](both, out, H, BLOCK=BLOCK, num_warps=4)
+    H = both.size(1) // 2
+    return _product(both, both[:, H:], H)
+
+
+def swiglu_of(gate: Tensor, hidden: Tensor) -> Tensor:
+    """Return silu(gate) * hidden; all (N, H), contiguous."""
+    return _product(hidden, gate, gate.size(1))
+
+
+def _product(hidden: Tensor, gate: Tensor, H: int) -> Tensor:
+    out = hidden.new_empty(hidden.size(0), H)
+    _forward[(hidden.size(0), triton.cdiv(H, BLOCK))](hidden, gate, out, H, hidden.stride(0), BLOCK=BLOCK, num_warps=4)
     return out
 
 
 def swiglu_backward_(grad: Tensor, both: Tensor) -> Tensor:
     """Return the gradient of both (N, 2H); `grad` (N, H) of the product becomes the product itself. Contiguous."""
     N, H = grad.shape
-    dboth = torch.empty_like(both)
-    _backward[(N, triton.cdiv(H, BLOCK))](grad, both, dboth, H, BLOCK=BLOCK, num_warps=4)
+    dboth, halves = torch.empty_like(both), slice(H, None)
+    grid = (N, triton.cdiv(H, BLOCK))
+    _backward[grid](grad, both, both[:, halves], dboth, dboth[:, halves], H, 2 * H, BLOCK=BLOCK, num_warps=4)
     return dboth
+
+
+def swiglu_backward_in_place_(grad: Tensor, gate: Tensor, hidden: Tensor) -> None:
+    """Turn gate and hidden into their gradients, and the product's gradient into the product; all (N, H), contiguous."""
+    N, H = grad.shape
+    _backward[(N, triton.cdiv(H, BLOCK))](grad, hidden, gate, hidden, gate, H, H, BLOCK=BLOCK, num_warps=4)

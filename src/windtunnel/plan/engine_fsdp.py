@@ -106,10 +106,15 @@ class _Step:
         self.all_blocks = sums.copied
         self.layers = work.shape.layers
         kept, again = self.kind.kept, layout.recompute == "block"
-        self.kept = self.tokens * (sums.inputs if again else sums.whole)
+        # Of blocks that are computed again all but the input; the last few may be kept whole nonetheless.
+        whole_share = layout.kept_blocks / self.layers if again else 1.0
+        self.kept = self.tokens * (sums.inputs + whole_share * (sums.whole - sums.inputs))
+        self.inputs = self.tokens * sums.inputs
         self.kept_by_one = self.tokens * (kept.entry if again else kept.whole)
+        self.kept_by_last = self.tokens * (kept.entry if again and not layout.kept_blocks else kept.whole)
         self.forward = self.tokens * (kept.forward_again if again else kept.forward)
         self.backward = self.tokens * (kept.backward_again if again else kept.backward)
+        self.backward_kept = self.tokens * kept.backward
         self.scratch = BF16 * self.kind.largest_matrix
         # Beside the tokens of a block at work lie those that are on their way to experts and back.
         travelling = max(dispatch_bytes(kind, layout) for kind in sums.kinds)
@@ -179,16 +184,25 @@ class _Step:
     def _backward(self) -> None:
         head = BF16 * self.work.shape.head_matrix_parameters if self.work.trained_root else 0.0
         at_work = {"loss": head, "gradients": self.block_gradients}
-        last = {"activations": self.kept + self.backward, **at_work, **self._copies(1.0)}
+        whole = self.layout.kept_blocks
+        at_last = self.backward_kept if whole else self.backward
+        last = {"activations": self.kept + at_last, **at_work, **self._copies(1.0)}
         self._note("backward, last block", (1.0, 0.0), last, self.before, self.block)
         # What a block's gradients were cast into is held until the next ones are: alone, a rank keeps it as their sum.
         kept = self.layout.ranks == 1 and not self.before
         cast = self.block_reduce
         if self.layers > 1:
             share = 1 - 1 / self.layers
-            later = {"activations": self.kept - self.kept_by_one + self.backward, **at_work, **self._copies(share)}
+            at_work_later = self.backward_kept if whole > 1 else self.backward
+            later = {"activations": self.kept - self.kept_by_last + at_work_later, **at_work, **self._copies(share)}
             later |= {"gradients": self.block_gradients + cast} if kept else {"communication": cast}
             self._note("backward, a block later", (1.0, 1 / self.layers), later, self.before, self.block)
+        if whole:
+            share = whole / self.layers
+            again = {"activations": (1 - share) * self.inputs + self.backward, **at_work, **self._copies(1 - share)}
+            again |= {"gradients": self.block_gradients + cast} if kept else {"communication": cast}
+            made = max(self.before, share * self.blocks_gradients)
+            self._note("backward, first block made again", (1.0, share), again, made, self.block)
         first = {"activations": self.kept_by_one + self.backward, **at_work, **self._copies(0.0)}
         if not kept:
             first["communication"] = cast

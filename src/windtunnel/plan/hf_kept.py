@@ -39,6 +39,14 @@ COMPILED = {
     ("attention", False): (Working(0.6, 0.0, 1.1), Working(0.6, 0.0, 2.1)),
     ("attention", True): (Working(2.6, 0.0, 2.1), Working(3.6, 2.2, 4.1)),
 }
+# The same of blocks that are computed again whose MLP works in place: gate, up and one more are alive, and stay the same three.
+IN_PLACE = {
+    "weights": (Working(1.6, 0.0, 2.1), Working(6.0, 3.0, 3.0)),
+    "all": (Working(1.6, 0.0, 3.1), Working(5.6, 2.2, 3.1)),
+    "attention": (Working(2.6, 0.0, 2.1), Working(3.6, 2.2, 3.1)),
+}
+WORKS_IN_PLACE = frozenset({"llama", "mistral", "qwen2", "qwen3", "olmo", "olmo2", "olmo3", "granite", "smollm3", "seed_oss"})
+"""Families whose MLP is silu(gate) * up by transformers' usual formula; see train/hf/in_place.py."""
 EAGER = {
     ("weights", False): (Working(2.0, 0.0, 0.0), Working(4.0, 0.0, 2.0)),
     ("weights", True): (Working(18.0, 3.0, 4.0), Working(22.0, 4.0, 6.0)),
@@ -80,7 +88,10 @@ def kept(block: Block, work: Workload) -> Kept:
     plain = (entry if work.compile else 0.0) + _attention(block, work) + _norms(block, work) + _mlp(block, work)
     table = COMPILED if work.compile else EAGER
     trained = "weights" if work.adapter is None else "all" if _adapts_mlp(block, work) else "attention"
-    passes = (*table[trained, False], *table[trained, True])
+    again = table[trained, True]
+    if work.compile and block.experts is None and work.shape.family in WORKS_IN_PLACE:
+        again = IN_PLACE[trained]
+    passes = (*table[trained, False], *again)
     # Frozen experts' inputs are not kept: gate and up are alive together with their gradients.
     more = 0.0 if trained == "weights" else 0.9
     if work.shares_experts and block.experts is not None:

@@ -16,7 +16,7 @@ from .constants import HFConstants
 from .hf_steptime import Passes, step_seconds
 from .hf_work import Totals, Workload, recording_pays
 from .memory import Memory
-from .search import Found, Promising, search
+from .search import Candidate, Found, Promising, search
 from .steptime import StepTime
 
 LARGEST_MICRO = 64
@@ -86,13 +86,30 @@ class HFTraining:
         """
         found = search(self, rig, ranks, less_gib)
         if found is not None:
-            return found
+            return replace(found, best=self._keeping(found.best, rig))
         work = self.sums.work
         keys = ", ".join(f"layout.{key}={value}" for key, value in work.choice.model_dump().items() if value is not None)
         raise UserError(
             f"no engine runs {work.shape.name} with {keys or 'any layout'} and {work.stage}'s keys on {rig.name}",
             "more GPUs, or leave layout's keys null and let the plan search",
         )
+
+    def _keeping(self, best: Candidate, rig: Rig) -> Candidate:
+        """Return a layout that computes blocks again, but keeps as many of the last as cost its peak nothing.
+
+        Where all weights are trained the peak is at the end of the backward pass, when all gradients are there: at its
+        beginning there is room. Earlier micro-batches' gradients would be there too.
+        """
+        layout = best.layout
+        alone = layout.ranks == 1 and layout.accumulation == 1 and layout.engine == OWN_ENGINE and not layout.recorded
+        if layout.recompute != "block" or not alone or not layout.compile or self.sums.work.shares_experts:
+            return best
+        for kept in range(self.sums.work.shape.layers - 1, 0, -1):
+            fuller = replace(layout, kept_blocks=kept)
+            memory = self.memory(fuller)
+            if memory.peak_gib <= best.peak_gib:
+                return replace(best, layout=fuller, memory=memory, time=self.time(fuller, rig))
+        return best
 
 
 def check_choice(work: Workload, rig: Rig, ranks: int) -> None:

@@ -23,7 +23,8 @@ def block_seconds(kind: Kind, work: Workload, layout: Layout, gpu: GPU, c: HFCon
 
     Tensor parallelism divides widths, expert parallelism the routed tokens' spread.
     """
-    tokens, again = layout.micro_tokens, 1 if layout.recompute == "block" else 0
+    tokens = layout.micro_tokens
+    again = 1 - layout.kept_blocks / work.shape.layers if layout.recompute == "block" else 0.0
     forward, trained = _products(kind.block, work, layout, gpu, c)
     backward = (1 + again) * forward + (0.0 if work.adapter else trained)
     attend = _attention_flops(kind.block, layout.sequence) * tokens / layout.tensor / (1e12 * gpu.bf16_tflops)
@@ -131,7 +132,7 @@ class Passes:
 
     def of(self, layout: Layout, gpu: GPU) -> Seconds:
         """Return the seconds of a model that is not cut into stages."""
-        key = (gpu.name, layout.micro_batch, layout.tensor, layout.expert, layout.recompute)
+        key = (gpu.name, layout.micro_batch, layout.tensor, layout.expert, layout.recompute, layout.kept_blocks)
         if key not in self.known:
             seconds = head_seconds(self.sums, layout, gpu, self.c)
             for kind in self.sums.kinds:

@@ -33,6 +33,7 @@ class Layout:
     expert: int = 1
     pipeline: int = 1
     recompute: str = "none"  # or 'step' (a supervision step of a recursive GPT), or 'block'
+    kept_blocks: int = 0  # of 'block': the last ones, which there is room to keep
     recorded: bool = False  # passes are CUDA graphs
     # A GPT's blocks are fused kernels: `compile` says whether the optimizer's updates are too. Follows from the device.
     fused: bool = field(default=False, compare=False)
@@ -76,7 +77,8 @@ class Layout:
         )
         parts = [f"{per_rank} of {self.sequence:,} a step each", self.precision + self._kernels()]
         if self.recompute != "none":
-            parts.append({"step": "supervision steps recomputed", "block": "blocks recomputed"}[self.recompute])
+            again = {"step": "supervision steps recomputed", "block": "blocks recomputed"}[self.recompute]
+            parts.append(again + (f" but the last {self.kept_blocks}" if self.kept_blocks else ""))
         if self.recorded:
             parts.append("passes recorded")
         if self.offload == "optimizer":

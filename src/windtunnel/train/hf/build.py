@@ -30,6 +30,7 @@ from ..ranks import Ranks
 from ..shards import fill, make_mesh, materialise, shard_model
 from .attention import RECORDED, Attention, Kind, choose, special_scores
 from .engine import HFEngine, HFJob
+from .in_place import work_in_place
 from .network import Network, add_lora, cast_within, drops_out, freeze_in_fp8, prepare_blocks, share_experts, skeleton
 from .optimizer import AdamW, States
 from .token_rows import NAME as ROWS_NAME
@@ -58,6 +59,7 @@ def build_hf(
     expert: int = 1,
     new: NewRows | None = None,
     recorded: bool = False,
+    kept_blocks: int = 0,
 ) -> HFJob:
     """Return a causal language model, sharded over the ranks, with its optimizer.
 
@@ -82,6 +84,7 @@ def build_hf(
         expert: ranks that share the experts of each layer, where these are held as 'fp8-experts'.
         new: rows of tokens that were added to the model's own, which `raw_config` has room for.
         recorded: passes are recorded as CUDA graphs; 'auto' then takes an attention kernel that can be.
+        kept_blocks: with recompute 'block', the last ones, which are not computed again.
 
     Raises:
         UserError: the model or the way it is to be held is not supported, or its passes cannot be recorded.
@@ -101,14 +104,15 @@ def build_hf(
             freeze_in_fp8(blocks)
         elif weights == "fp8-experts":
             share_experts(blocks, expert_group(ranks.rank, ranks.world, expert), block_of_experts(folder))
+    again = len(blocks) - kept_blocks if recompute == "block" else 0
+    if compile:
+        work_in_place(blocks[:again])
     counts = _count(model)
     _set_dtypes(model, trained=torch.float32 if master or lora is not None else compute, frozen=compute)
     sharded = make_mesh(ranks, shard)
     if sharded.mesh is None:
         cast_within([*blocks, *_norms(model)], compute)  # else FSDP2 does it
-    prepare_blocks(
-        blocks, recompute=recompute == "block", compile=compile, random=drops_out(model), keep_attention=keep_attention
-    )
+    prepare_blocks(blocks, recompute=again, compile=compile, random=drops_out(model), keep_attention=keep_attention)
     if compile:
         for norm in _norms(model):
             norm.forward = torch.compile(norm.forward, dynamic=False)
@@ -168,6 +172,7 @@ def build_hf_engine(recipe: Recipe, layout: Layout, ranks: Ranks, feed: Feed, co
         recompute="block" if layout.recompute == "block" else "none", compile=layout.compile, shard=layout.shard, ranks=ranks,
         sequence=layout.sequence, seed=recipe.seed, compute=COMPUTE[layout.precision], folder=folder,
         attention=stage.attention, exact=stage.deterministic, expert=layout.expert, new=feed.new, recorded=layout.recorded,
+        kept_blocks=layout.kept_blocks,
     )  # fmt: skip
     rate = stage.learning_rate or (FULL_RATE if model.adapter is None else ADAPTER_RATE)
     return HFEngine(

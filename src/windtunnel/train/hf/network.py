@@ -176,7 +176,7 @@ class _Inner(nn.Module):
 
 
 def prepare_blocks(
-    blocks: Sequence[nn.Module], *, recompute: bool, compile: bool, random: bool, keep_attention: bool = False
+    blocks: Sequence[nn.Module], *, recompute: int, compile: bool, random: bool, keep_attention: bool = False
 ) -> None:
     """Let each block be computed again in the backward pass, compiled, or both.
 
@@ -185,7 +185,7 @@ def prepare_blocks(
 
     Args:
         blocks: changed in place.
-        recompute: keep only a block's input, and compute the block again in the backward pass.
+        recompute: of so many blocks, the first ones, keep only the input, and compute them again in the backward pass.
         compile: compile each block; where experts are shared among ranks, what surrounds them.
         random: whether a block draws random numbers, which must be the same the second time.
         keep_attention: what attention has computed is kept, as much memory as the block's input, not computed again.
@@ -193,14 +193,14 @@ def prepare_blocks(
     again: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": random}
     if keep_attention:
         again["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _kept)
-    for block in blocks:
+    for number, block in enumerate(blocks):
         travels = any(isinstance(module, FP8Experts) for module in block.modules())
         if compile and travels:
             # How many rows arrive is known only when they do: what surrounds the experts is compiled, part by part.
             for part in _parts_without_experts(block):
                 part.forward = torch.compile(part.forward, dynamic=False)
         forward: Callable[..., Any] = block.forward
-        if recompute:
+        if number < recompute:
             forward = functools.partial(checkpoint, forward, **again)
         if compile and not travels:
             forward = torch.compile(forward, dynamic=False)
