@@ -167,6 +167,21 @@ def test_the_next_best_replaces_a_damaged_best_and_it_is_said(run: RunFolder) ->
     assert caught.value.exit_code == 1
 
 
+def test_a_file_in_the_place_of_the_best_checkpoint_is_told_like_damage(run: RunFolder) -> None:
+    store = CheckpointStore(run.checkpoints_dir)
+    save(store, 140, 2.0)
+    save(store, 150, 1.0)
+    best = run.checkpoints_dir / "step-00000150"
+    shutil.rmtree(best)
+    best.write_text("not a folder")
+    chosen = choose_checkpoint(run.path, "best")
+    assert chosen.checkpoint.step == 140
+    assert [("step-00000150: a file is in the place" in w, "step 140" in w) for w in chosen.warnings] == [(True, True)]
+    save(store, 150, 1.0)  # beside it: nothing is renamed onto the file
+    assert choose_checkpoint(run.path, "best").checkpoint.step == 150
+    assert best.read_text() == "not a folder"
+
+
 def test_another_tokenizer_than_the_checkpoints_is_refused(run: RunFolder) -> None:
     save(CheckpointStore(run.checkpoints_dir), 3, beside=[run.tokenizer_path])
     assert choose_checkpoint(run.path, "newest").checkpoint.step == 3

@@ -282,7 +282,8 @@ class CheckpointStore:
 
     def _folders(self) -> list[tuple[int, Path]]:
         try:
-            names = [(m, p) for p in self.folder.iterdir() if (m := _FOLDER.fullmatch(p.name)) and p.is_dir()]
+            # A file of that name too: what lies in a checkpoint's place is a damaged one, and is told.
+            names = [(m, p) for p in self.folder.iterdir() if (m := _FOLDER.fullmatch(p.name))]
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -367,6 +368,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
                 data.get("score"), data.get("near_score"),
             )  # fmt: skip
         older = data["format"] < FORMAT
+    except NotADirectoryError:
+        raise DamagedCheckpoint(f"damaged checkpoint {path}: a file is in the place of its folder") from None
     except OSError as error:
         raise DamagedCheckpoint(f"damaged checkpoint {path}: {MANIFEST}: {error.strerror or error}") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
