@@ -174,6 +174,47 @@ def test_damage_while_running_does_not_stop_the_run(tmp_path: Path) -> None:
     assert metrics.problem is None
 
 
+@pytest.mark.parametrize("gone", ["m.sqlite", "m.sqlite*", "m.sqlite-wal", "replaced"])
+def test_a_database_that_is_deleted_while_it_is_written_is_there_again(tmp_path: Path, gone: str) -> None:
+    path = tmp_path / "m.sqlite"
+    told: list[str] = []
+    with Metrics(path) as metrics:
+        metrics.on_problem = told.append
+        metrics.log(1, {"loss": 3.0})
+        metrics.event("start", 1, "begun")
+        metrics.flush()
+        if gone == "replaced":
+            shutil.copy(path, tmp_path / "other")
+            (tmp_path / "other").rename(path)
+        else:
+            for file in tmp_path.glob(gone):
+                file.unlink()
+        for step in (2, 3):
+            metrics.log(step, {"loss": 2.0})
+            metrics.flush()
+            assert [p.step for p in logged(metrics).series("loss")] == list(range(1, step + 1))
+    assert len(told) == 1
+    assert str(path) in told[0]
+    with MetricsReader(path) as reader:
+        assert [e.kind for e in reader.events()] == ["start", "metrics_deleted"]
+
+
+def test_a_database_that_is_moved_with_its_run_is_not_made_again(tmp_path: Path) -> None:
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    told: list[str] = []
+    with Metrics(run / "m.sqlite") as metrics:
+        metrics.on_problem = told.append
+        metrics.log(1, {"loss": 3.0})
+        metrics.flush()
+        run.rename(elsewhere)
+        metrics.log(2, {"loss": 2.0})
+        metrics.flush()
+    assert not run.exists()
+    assert told == []
+    with MetricsReader(elsewhere / "m.sqlite") as reader:
+        assert [p.step for p in reader.series("loss")] == [1, 2]
+
+
 def test_readers_of_what_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="do not exist"):
         MetricsReader(tmp_path / "none.sqlite")

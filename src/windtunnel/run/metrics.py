@@ -11,7 +11,7 @@ import queue
 import sqlite3
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -20,19 +20,9 @@ from urllib.parse import quote
 from windtunnel.recipe import UserError
 
 from . import thinned
+from .database import Place, connect_writer, put_aside
 from .tensorboard import TensorBoard
 
-FORMAT = 2
-"""1 had no thinned."""
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS series (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
-CREATE TABLE IF NOT EXISTS points (
-    series INTEGER NOT NULL REFERENCES series(id), step INTEGER NOT NULL, value REAL, time REAL NOT NULL,
-    PRIMARY KEY (series, step)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS events (
-    id INTEGER PRIMARY KEY, time REAL NOT NULL, step INTEGER, kind TEXT NOT NULL, level TEXT NOT NULL,
-    message TEXT NOT NULL, data TEXT NOT NULL);
-"""
 Level = Literal["info", "warn", "bad"]
 # A view that is half a second old is live; more commits would only wear the disk.
 _PERIOD = 0.5
@@ -126,23 +116,30 @@ class MetricsReader:
 class Metrics:
     """Writes a run's metrics; one writer a run.
 
-    A damaged database is put aside as `<name>.damaged-N` and an event says so.
+    A damaged database is put aside as `<name>.damaged-N`, one that is deleted while it is written is written again, and an event
+    says so.
 
     Args:
         path: the SQLite file; made if missing.
         tensorboard_dir: event files go here too; None: none are written.
         resume_step: points of later steps are dropped, so that curves have no double points.
+
+    Attributes:
+        problem: why the last batch is not on disk yet, if it is not. damage: that the database was damaged and was put aside.
+        on_problem: told, from the thread that writes, what the run's user should know.
     """
 
     def __init__(self, path: Path | str, tensorboard_dir: Path | str | None = None, *, resume_step: int | None = None) -> None:
         self.path = Path(path)
-        self.problem: str | None = None  # why the last batch is not on disk yet, if it is not
-        self.damage: str | None = None  # that the database was damaged and was put aside
+        self.problem: str | None = None
+        self.damage: str | None = None
+        self.on_problem: Callable[[str], None] = lambda text: None
         self._ids: dict[str, int] = {}
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._waiting: list[Any] = []
         self._notes: list[Event] = []
         self._connection = self._open()
+        self._place = Place(self.path)
         self._tensorboard = TensorBoard(Path(tensorboard_dir)) if tensorboard_dir is not None else None
         self._closed = False
         # A daemon: a process that ends by an exception does not wait for a full disk.
@@ -189,7 +186,7 @@ class Metrics:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             try:
-                return _connect_writer(self.path)
+                return connect_writer(self.path)
             except sqlite3.OperationalError as error:
                 raise UserError(f"metrics {self.path} cannot be opened: {error}") from None
             except sqlite3.DatabaseError as error:
@@ -198,12 +195,12 @@ class Metrics:
             raise UserError(f"metrics {self.path} cannot be opened: {error.strerror or error}") from None
 
     def _start_afresh(self, error: Exception) -> sqlite3.Connection:
-        aside = _put_aside(self.path)
+        aside = put_aside(self.path)
         self._ids.clear()
         message = f"metrics were damaged ({error}); they were put aside as {aside.name} and start afresh"
         self.damage = f"{self.path}: {message}"
         self._notes.append(Event(time.time(), None, "metrics_damaged", "bad", message))
-        return _connect_writer(self.path)
+        return connect_writer(self.path)
 
     def _work(self) -> None:
         for item in self._notes:
@@ -217,6 +214,7 @@ class Metrics:
             for flush in flushes:
                 flush.set()
         self._connection.close()
+        self._place.close()
         if self._tensorboard:
             self._tensorboard.close()
 
@@ -243,9 +241,11 @@ class Metrics:
             return
         batch = self._waiting
         try:
+            if self._place.lost():
+                self._restore()
             self._write(batch)
             self.problem = None
-        except sqlite3.OperationalError as error:  # disk full, locked: keep the batch and try again
+        except (sqlite3.OperationalError, OSError) as error:  # disk full, locked: keep the batch and try again
             self.problem = str(error)
             self._rollback()
             del batch[:-_MOST_WAITING]
@@ -258,18 +258,33 @@ class Metrics:
         if self._tensorboard:
             self._tensorboard.write(batch)
 
+    def _restore(self) -> None:
+        """Write a database that was deleted under our hands again. Raises sqlite3.DatabaseError, OSError."""
+        words = self._place.restore(self._connection)
+        self._reopen(connect_writer(self.path))
+        self._waiting.append(Event(time.time(), None, "metrics_deleted", "warn", words))
+        self.on_problem(words)
+
+    def _reopen(self, connection: sqlite3.Connection) -> None:
+        """Take another connection for the one there is, whose file is gone or put aside."""
+        self._connection.close()
+        self._place.close()
+        self._connection, self._place = connection, Place(self.path)
+        self._ids.clear()
+
     def _recover(self, error: Exception) -> None:
         """Put aside the database, which was damaged under our hands, and go on with a fresh one."""
         self.problem = str(error)
         self._connection.close()
         self._notes = []
         try:
-            self._connection = self._start_afresh(error)
+            self._reopen(self._start_afresh(error))
             self._write([*self._notes, *self._waiting])
         except (sqlite3.DatabaseError, OSError) as again:
             self.problem = str(again)
             return
         self.problem, self._waiting = None, []
+        self.on_problem(self._notes[0].message)
 
     def _rollback(self) -> None:
         self._ids.clear()  # series that were made in it are gone with it
@@ -316,36 +331,6 @@ def _read(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-def _connect_writer(path: Path) -> sqlite3.Connection:
-    """Open or create for writing, in WAL mode so that readers never wait. Raises sqlite3.DatabaseError when damaged."""
-    # Made here and used by the thread alone, which sqlite3 would refuse without check_same_thread. isolation_level None: BEGIN
-    # is ours to say.
-    connection = sqlite3.connect(path, timeout=30.0, check_same_thread=False, isolation_level=None)
-    try:
-        connection.execute("PRAGMA journal_mode=WAL")
-        # A power cut may then cost the last commits, never the file, and no commit waits for the disk.
-        connection.execute("PRAGMA synchronous=NORMAL")
-        # Damage shows itself only where a page is read: better now than in the middle of a run.
-        found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-        if found != "ok":
-            raise sqlite3.DatabaseError(found)
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version > FORMAT:
-            raise UserError(f"{path}: metrics format {version}, this version reads {FORMAT}", "upgrade windtunnel")
-        connection.executescript(_SCHEMA)
-        if version < FORMAT:
-            # In one go: a reader that sees the table may trust that it is whole.
-            connection.execute("BEGIN IMMEDIATE")
-            connection.execute(thinned.SCHEMA)
-            thinned.sum_up(connection)
-            connection.execute(f"PRAGMA user_version={FORMAT}")
-            connection.execute("COMMIT")
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
 def _connect_reader(path: Path) -> sqlite3.Connection:
     """Open for reading while another process may write. Raises UserError: missing, damaged or not a metrics database."""
     if not path.is_file():
@@ -365,17 +350,3 @@ def _connect_reader(path: Path) -> sqlite3.Connection:
 def _damaged(path: Path, error: Exception | None) -> UserError:
     """Return the error that readers get for a database they can make no sense of."""
     return UserError(f"metrics {path} are damaged or not metrics: {error}", "resuming the run puts them aside and starts afresh")
-
-
-def _put_aside(path: Path) -> Path:
-    """Rename a damaged database and its WAL to the next free '.damaged-N'; nothing is deleted."""
-    number = 1
-    while (target := path.with_name(f"{path.name}.damaged-{number}")).exists():
-        number += 1
-    path.rename(target)
-    # SQLite would apply the old log to the new database.
-    for suffix in ("-wal", "-shm"):
-        beside = path.with_name(path.name + suffix)
-        if beside.exists():
-            beside.rename(target.with_name(target.name + suffix))
-    return target

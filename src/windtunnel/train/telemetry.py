@@ -66,6 +66,8 @@ class Journal:
         self.fields: dict[str, Any] = {}
         self.moving: Callable[[], dict[str, Any]] = dict
         self._showing = threading.Lock()  # a view is brought up to date by the clock, too
+        if metrics is not None:
+            metrics.on_problem = lambda text: self.say(f"warn: {text}")
 
     def event(self, kind: str, message: str, level: Any = "info", data: dict[str, Any] | None = None) -> None:
         """Record and show something that happened after the step that was last shown."""
