@@ -1,5 +1,6 @@
 """Metrics: never in the way of the step loop, readable while written, sound after kills and damage."""
 
+import contextlib
 import math
 import os
 import shutil
@@ -14,7 +15,9 @@ import pytest
 from waiting import HANG
 
 from windtunnel.recipe import UserError
-from windtunnel.run import Metrics, MetricsReader, stretches
+from windtunnel.run import Metrics, MetricsReader, Room, stretches
+from windtunnel.run import metrics as metrics_module
+from windtunnel.run.database import SLACK
 from windtunnel.run.tensorboard import TensorBoard
 
 
@@ -306,3 +309,53 @@ def test_series_that_began_while_the_disk_was_full_are_there_once_there_is_room(
         metrics.log(2, values)
         assert {name: point.value for name, point in logged(metrics).latest().items()} == values
         assert all(len(logged(metrics).series(name)) == 2 for name in values)
+
+
+def test_metrics_wait_while_a_checkpoint_needs_the_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_module, "_TOLD_AFTER", 0.0)
+    told: list[str] = []
+    lacking = 0
+
+    def wanted() -> tuple[int, int]:
+        return 0, shutil.disk_usage(tmp_path).free - SLACK + lacking
+
+    with Metrics(tmp_path / "m.sqlite") as metrics:
+        metrics.on_problem, metrics.room = told.append, Room(wanted)
+        metrics.log(1, {"loss": 3.0})
+        metrics.flush()
+        lacking = 1000  # less than the metrics take, which could have made the room
+        for step in (2, 3):
+            metrics.log(step, {"loss": 2.0})
+            with pytest.raises(UserError, match="free are for checkpoints"):
+                metrics.flush()
+        with MetricsReader(metrics.path) as reader:
+            assert [p.step for p in reader.series("loss")] == [1]
+        lacking = 2**50  # more than all of them could make
+        assert [p.step for p in logged(metrics).series("loss")] == [1, 2, 3]
+        assert [e.kind for e in logged(metrics).events()] == ["metrics_wait"]
+    assert len(told) == 1
+
+
+def test_on_a_small_disk_checkpoints_keep_their_room_and_the_last_points_are_thinned(tmp_path: Path) -> None:
+    disk, told, room = tmp_path / "disk", list[str](), 1 << 20
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "none", str(disk)], capture_output=True).returncode:
+        pytest.skip("mounting a small disk is not allowed here")
+    try:
+        with Metrics(disk / "m.sqlite") as metrics:
+            metrics.on_problem, metrics.room = told.append, Room(lambda: (room, room))
+            for step in range(1, 6001):
+                metrics.log(step, {f"value{i}": float(step) for i in range(20)})
+                if step % 100 == 0:
+                    with contextlib.suppress(UserError):
+                        metrics.flush()
+                    assert shutil.disk_usage(disk).free >= room
+            (disk / "checkpoint").write_bytes(bytes(room))
+        with MetricsReader(metrics.path) as reader:
+            steps = [p.step for p in reader.series("value0")]
+        assert steps[:100] == list(range(1, 101))
+        assert len(steps) < 6000
+        assert steps[-1] > 5000
+        assert "found no room" in told[-1]
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)

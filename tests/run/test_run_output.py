@@ -2,8 +2,11 @@
 
 import os
 import resource
+import subprocess
 import threading
 from pathlib import Path
+
+import pytest
 
 from windtunnel.run import BackgroundWriter, LineDecoder, RunLog, SafeStream, log_files
 
@@ -18,6 +21,22 @@ def test_a_log_is_rotated_and_read_in_order(tmp_path: Path) -> None:
     assert all(path.stat().st_size <= 400 for path in files)
     lines = [line.partition("  ")[2] for path in files for line in path.read_text().splitlines()]
     assert lines == [f"line {number}" for number in range(60 - len(lines), 60)]
+
+
+def test_a_log_takes_no_more_than_a_few_percent_of_a_small_disk(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(disk)], capture_output=True).returncode:
+        pytest.skip("mounting a small disk is not allowed here")
+    try:
+        log = RunLog(disk)
+        for number in range(5000):
+            log.write(f"line {number}")
+        log.close()
+        assert sum(path.stat().st_size for path in log_files(disk)) <= 0.05 * (1 << 20)
+        assert log_files(disk)[-1].read_text().endswith("line 4999\n")
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
 
 
 def test_a_log_that_cannot_be_rotated_keeps_what_it_has_and_writes_nowhere_else(tmp_path: Path) -> None:

@@ -153,6 +153,17 @@ class Saver:
                 "free space, or keep fewer: --set checkpoints.keep_last=1 --set checkpoints.keep_hourly=false",
             )
 
+    def wanted(self) -> tuple[int, int]:
+        """Return the bytes that the next checkpoint needs, and that one and all which are kept, beside what is there."""
+        one, kept = round(self.bytes() * MARGIN), 0
+        if self._policy is not None:
+            kept = self._policy.keep_last * self.bytes() + self._policy.keep_best * self.bytes([MODEL])
+        if not kept or self.store.free_bytes() > 2 * (one + kept):
+            return one, one
+        # A store of its own: this is asked from another thread, while checkpoints come and go.
+        held = sum(checkpoint.bytes for checkpoint in CheckpointStore(self.store.folder).every())
+        return one, one + max(0, kept - held)
+
     def room_for_last(self) -> tuple[str, ...]:
         """Return what of the run's last checkpoint can be saved, after making room for it at the cost of older ones.
 

@@ -2,6 +2,7 @@
 
 from .bands import Alert, BandWatch, Finding, GateResult, Judge, Targets
 from .budget import STARTED, BudgetClock, BudgetSpent, EpochsVerdict, Spent, epochs_over_data, load_spent
+from .database import Room
 from .ending import LAST_LINES, Outcome, interrupted, outcome, record_end
 from .expected import EVALUATION, Expected, compare_expected
 from .folder import JOB_VARIABLE, RunFolder, new_folder, read_manifest, read_own_recipe
@@ -76,6 +77,7 @@ __all__ = [
     "Outcome",
     "Point",
     "ProcessId",
+    "Room",
     "RunFolder",
     "RunLog",
     "RunSummary",

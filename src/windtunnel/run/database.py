@@ -6,7 +6,10 @@ import contextlib
 import os
 import shutil
 import sqlite3
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from windtunnel.recipe import UserError
 
@@ -25,6 +28,13 @@ CREATE TABLE IF NOT EXISTS events (
 """
 
 
+LEAST_PAGES, MOST_PAGES = 16, 1000
+SLACK = 1 << 18
+"""Bytes that are left free beside what checkpoints need: for small files, and for the batch being written."""
+VALUE_BYTES = 64
+"""What a value takes, at most: in the log and then in the file."""
+
+
 def connect_writer(path: Path) -> sqlite3.Connection:
     """Open or create for writing, in WAL mode so that readers never wait. Raises sqlite3.DatabaseError when damaged."""
     # Made here and used by the thread alone, which sqlite3 would refuse without check_same_thread. isolation_level None: BEGIN
@@ -32,6 +42,10 @@ def connect_writer(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=30.0, check_same_thread=False, isolation_level=None)
     try:
         connection.execute("PRAGMA journal_mode=WAL")
+        # Its log is copied into the file once it has so many pages, by default 4 MB: on a small disk 1 % of it.
+        pages = max(LEAST_PAGES, min(MOST_PAGES, shutil.disk_usage(path.parent).total // 100 // 4096))
+        connection.execute(f"PRAGMA wal_autocheckpoint={pages}")
+        connection.execute(f"PRAGMA journal_size_limit={pages * 4096}")
         # A power cut may then cost the last commits, never the file, and no commit waits for the disk.
         connection.execute("PRAGMA synchronous=NORMAL")
         # Damage shows itself only where a page is read: better now than in the middle of a run.
@@ -127,15 +141,48 @@ class Place:
         return os.fstat(self._held).st_nlink == 0
 
 
-def bytes_held(path: Path) -> int:
+@dataclass
+class Room:
+    """How much of a disk metrics may take: what checkpoints of the same run need goes before.
+
+    Attributes:
+        wanted: gives the bytes that the next checkpoint needs, and that all which are kept will need beside what is there.
+    """
+
+    wanted: Callable[[], tuple[int, int]]
+
+    def lacking(self, path: Path) -> int | None:
+        """Return the bytes that are free where metrics have to give way; None where they need not.
+
+        They need not where they are small beside a checkpoint, and all of theirs would not make the room that it lacks.
+        """
+        try:
+            free = shutil.disk_usage(path.parent).free
+        except OSError:  # a run that was moved
+            return None
+        held = _bytes_of(path)
+        lacks = [(size, size + SLACK - free) for size in self.wanted()]
+        return free if any(lack > 0 and held >= min(lack, size // 100) for size, lack in lacks) else None
+
+
+def fitting(batch: Sequence[Any], path: Path) -> list[Any]:
+    """Return what of a batch fits on a disk: all but points, and of points those of every so many steps and the last.
+
+    Args:
+        batch: as `Metrics` queues it.
+        path: of the database. Raises OSError.
+    """
+    points = [item for item in batch if isinstance(item, tuple) and item[0] == "points"]
+    room = max(1, shutil.disk_usage(path.parent).free - SLACK)
+    every = max(1, -(-VALUE_BYTES * sum(len(item[2]) for item in points) // room))
+    dropped = {id(item) for number, item in enumerate(reversed(points)) if number % every}
+    return [item for item in batch if id(item) not in dropped]
+
+
+def _bytes_of(path: Path) -> int:
     """Return the bytes of a database and its log on the disk."""
     total = 0
     for each in (path, path.with_name(f"{path.name}-wal")):
         with contextlib.suppress(OSError):
             total += each.stat().st_size
     return total
-
-
-def bytes_free(path: Path) -> int:
-    """Return the bytes free on the disk of a file that may not be there any more. Raises OSError."""
-    return shutil.disk_usage(path.parent).free

@@ -5,6 +5,7 @@ The step loop only puts values on a queue; a thread commits them in batches at l
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import queue
@@ -20,7 +21,7 @@ from urllib.parse import quote
 from windtunnel.recipe import UserError
 
 from . import thinned
-from .database import Place, connect_writer, put_aside
+from .database import Place, Room, connect_writer, fitting, put_aside
 from .tensorboard import TensorBoard
 
 Level = Literal["info", "warn", "bad"]
@@ -29,6 +30,8 @@ _PERIOD = 0.5
 # What a run holds while its disk is full, before the oldest is given up.
 _MOST_WAITING = 1_000_000
 _FLUSH_SECONDS = 30.0
+# A checkpoint that is being written takes room for a moment: nothing to tell of.
+_TOLD_AFTER = 10.0
 
 
 class Point(NamedTuple):
@@ -127,6 +130,7 @@ class Metrics:
     Attributes:
         problem: why the last batch is not on disk yet, if it is not. damage: that the database was damaged and was put aside.
         on_problem: told, from the thread that writes, what the run's user should know.
+        room: for which metrics give way; None: for nothing.
     """
 
     def __init__(self, path: Path | str, tensorboard_dir: Path | str | None = None, *, resume_step: int | None = None) -> None:
@@ -134,6 +138,9 @@ class Metrics:
         self.problem: str | None = None
         self.damage: str | None = None
         self.on_problem: Callable[[str], None] = lambda text: None
+        self.room: Room | None = None
+        self._waits_since: float | None = None  # what is not on disk yet
+        self._told_waiting = False
         self._ids: dict[str, int] = {}
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._waiting: list[Any] = []
@@ -209,7 +216,7 @@ class Metrics:
         due = time.monotonic()
         while not ending:
             flushes, ending = self._collect(due)
-            self._commit()
+            (self._commit_last if ending else self._commit)()
             due = time.monotonic() + _PERIOD
             for flush in flushes:
                 flush.set()
@@ -243,12 +250,14 @@ class Metrics:
         try:
             if self._place.lost():
                 self._restore()
+            if (free := self.room.lacking(self.path) if self.room else None) is not None:
+                self._wait(f"the {free / 2**20:,.1f} MiB that are free are for checkpoints")
+                return
             self._write(batch)
-            self.problem = None
+            self.problem = self._waits_since = None
         except (sqlite3.OperationalError, OSError) as error:  # disk full, locked: keep the batch and try again
-            self.problem = str(error)
             self._rollback()
-            del batch[:-_MOST_WAITING]
+            self._wait(str(error))
             return
         except sqlite3.DatabaseError as error:
             self._recover(error)
@@ -257,6 +266,31 @@ class Metrics:
         # After SQLite has it: a batch that failed there comes again, and event files cannot take back what they have.
         if self._tensorboard:
             self._tensorboard.write(batch)
+
+    def _commit_last(self) -> None:
+        """Write what there is room for: nothing is held back for checkpoints any more."""
+        everything, self.room = len(self._waiting), None
+        with contextlib.suppress(OSError):
+            if self._waits_since is not None:
+                self._waiting = fitting(self._waiting, self.path)
+        written = len(self._waiting)
+        self._commit()
+        lost = everything - (0 if self._waiting else written)
+        if lost:
+            self.on_problem(f"metrics {self.path}: {lost:,} of the last {everything:,} entries found no room and are lost")
+
+    def _wait(self, problem: str) -> None:
+        """Keep what is waiting until there is room for it, and tell once where that takes its time."""
+        self.problem = problem
+        del self._waiting[:-_MOST_WAITING]
+        now = time.monotonic()
+        self._waits_since = self._waits_since or now
+        if self._told_waiting or now - self._waits_since < _TOLD_AFTER:
+            return
+        self._told_waiting = True
+        words = f"metrics {self.path} wait for room: {problem}. Training goes on; curves and events follow once there is room"
+        self._waiting.append(Event(time.time(), None, "metrics_wait", "warn", words))
+        self.on_problem(words)
 
     def _restore(self) -> None:
         """Write a database that was deleted under our hands again. Raises sqlite3.DatabaseError, OSError."""

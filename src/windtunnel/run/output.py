@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import queue
+import shutil
 import threading
 import time
 from collections import deque
@@ -36,12 +37,12 @@ class RunLog:
 
     Args:
         folder: the run's.
-        most_bytes: size at which the file is rotated. kept: how many older ones stay.
+        most_bytes: size at which the file is rotated; 1 % of the disk where that is less. kept: how many older ones stay.
     """
 
     def __init__(self, folder: Path, most_bytes: int = LOG_BYTES, kept: int = LOGS_KEPT) -> None:
-        self._most, self._kept = most_bytes, kept
         self._folder = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        self._most, self._kept = min(most_bytes, shutil.disk_usage(self._folder).total // 100), kept
         self._file = self._open()
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._cut = False  # whether the disk was full within the last line

@@ -24,6 +24,7 @@ from windtunnel.run import (
     BudgetSpent,
     Channel,
     Metrics,
+    Room,
     RunFolder,
     StopRequest,
     Targets,
@@ -283,10 +284,13 @@ def _saver(run: RunFolder, store: CheckpointStore, engine: Engine, ranks: Ranks,
         config = describing_files(run.recipe, engine.feed.new)
     else:
         config = {"shape.json": asdict(recipe_shape(run.recipe, engine.feed.vocab))}
-    return make_saver(
+    saver = make_saver(
         engine, store, ranks, policy=run.recipe.checkpoints, config=config, beside=[run.tokenizer_path],
         on_event=record, before_commit=flush,
     )  # fmt: skip
+    if store.folder.stat().st_dev == run.path.stat().st_dev:
+        metrics.room = Room(saver.wanted)
+    return saver
 
 
 def _bands(run: RunFolder, layout: Layout, vocab: int, step: int) -> BandWatch:
