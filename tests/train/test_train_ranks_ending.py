@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -25,15 +25,15 @@ pytestmark = pytest.mark.end_to_end
 NewRun = Callable[..., Path]
 
 
-def strike(folder: Path, rank: int, number: int) -> threading.Thread:
-    """Send a signal to a rank of the run once there is a checkpoint."""
+def strike(folder: Path, struck: Sequence[int], number: int) -> threading.Thread:
+    """Send a signal to ranks of the run once there is a checkpoint."""
 
     def wait() -> None:
         limit = time.monotonic() + 200
         while not list((folder / "checkpoints").glob("step-????????")) and time.monotonic() < limit:
             time.sleep(0.02)
         for child in psutil.Process().children(recursive=True):
-            if child.environ().get("RANK") == str(rank) and str(folder) in child.cmdline():
+            if child.environ().get("RANK") in map(str, struck) and str(folder) in child.cmdline():
                 os.kill(child.pid, number)
 
     thread = threading.Thread(target=wait)
@@ -74,18 +74,23 @@ def test_a_killed_rank_is_named_and_the_weights_are_saved(
 
 
 @pytest.mark.timeout(400)
-def test_a_rank_that_was_stopped_is_named_continued_and_the_run_saved(new_run: NewRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ranks.STILL_SECONDS < 60
+@pytest.mark.parametrize("which", [[1], [0, 1]])
+def test_ranks_that_were_stopped_are_named_continued_and_the_run_saved(
+    new_run: NewRun, monkeypatch: pytest.MonkeyPatch, which: list[int]
+) -> None:
+    assert ranks.STILL_SECONDS + ranks.ENDS_SECONDS <= 60
     monkeypatch.setattr(ranks, "STILL_SECONDS", 4.0)
     folder = new_run("budget.steps=100000", "bands.overfit_patience=100000", ranks=2, options={"yes": True})
-    struck = strike(folder, 1, signal.SIGSTOP)
+    struck = strike(folder, which, signal.SIGSTOP)
     run(folder)
     struck.join()
     manifest = RunFolder.open(folder).manifest
     assert (manifest["status"], manifest["exit_code"]) == ("stopped", 3)
-    assert "rank 1 of 2 stood still for 4 s, in " in manifest["reason"]
-    told = (folder / "stacks.txt").read_text().partition("rank 1: ")[2]
-    assert "(most recent call first)" in told  # "Current thread" too, where it held Python's lock just then
+    assert f"rank {which[0]} of 2 stood still for 4 s, in " in manifest["reason"]
+    for rank in which:
+        assert rank == which[0] or f"; so did rank {rank}, in " in manifest["reason"]
+        told = (folder / "stacks.txt").read_text().partition(f"rank {rank}: ")[2]
+        assert "(most recent call first)" in told  # "Current thread" too, where it held Python's lock just then
     assert newest(folder).step == max(losses(folder))
 
 

@@ -21,6 +21,7 @@ from windtunnel.files import write_atomic
 from windtunnel.recipe import UserError
 from windtunnel.run import (
     KEEPING,
+    LEAST_SECONDS,
     STOP_FILE,
     STOPPING,
     WAITING,
@@ -38,6 +39,8 @@ ABANDON = signal.SIGQUIT
 """Tells a rank to leave whatever it is doing; see `windtunnel.launch.worker`."""
 STILL_SECONDS = 20.0
 """A rank that is stopped (SIGSTOP, a debugger) for so long ends the run."""
+ENDS_SECONDS = 35.0
+"""For a run with short steps to begin to save, once ranks that were stopped are continued; others have SAVING_SECONDS / 10."""
 AGAIN_SECONDS = 5.0
 """Between the two looks at a rank that seems to hang: it does where its stack has not changed."""
 COMPILING_SECONDS = 3600.0
@@ -214,15 +217,24 @@ class _RankWatch:
         if time.monotonic() - rank.stopped_since < STILL_SECONDS:
             return False
         beat = rank.beat()
-        stacks = type(rank).stacks([one for one in self._ranks if one.code is None], stopped=rank.number)
+        living = [one for one in self._ranks if one.code is None]
+        # All that stand still are continued: a run whose other rank stays stopped could not save.
+        still = [rank, *(one for one in living if one is not rank and one.state() in ("T", "t"))]
+        stacks: dict[int, Stack] = {}
+        for one in still:
+            stacks |= type(rank).stacks([one], stopped=one.number)
+        stacks |= type(rank).stacks([one for one in living if one not in still])
         self._keep_stacks(stacks)
-        how = f"stood still for {STILL_SECONDS:.0f} s{_in(stacks.get(rank.number))}: it was stopped (SIGSTOP, or a debugger)"
+        others = "".join(f"; so did rank {one.number}{_in(stacks.get(one.number))}" for one in still[1:])
+        how = f"stood still for {STILL_SECONDS:.0f} s{_in(stacks.get(rank.number))}{others}: stopped (SIGSTOP, or a debugger)"
         error = self._error(rank, how, beat)
-        self._say(f"warn: {error.message}; it is continued, so that the run can save and end")
+        self._say(f"warn: {error.message}; continued, so that the run can save and end")
         with contextlib.suppress(OSError):
             write_atomic(self._folder / STOP_FILE, error.message + "\n")
-        rank.send(signal.SIGCONT)  # once more: one that could not be asked for its stack was not continued for it
-        limit = time.monotonic() + SAVING_SECONDS / 10
+        for one in still:
+            one.send(signal.SIGCONT)  # once more: one that could not be asked for its stack was not continued for it
+        short = all(at is not None and at.limit <= LEAST_SECONDS for at in (one.beat() for one in living))
+        limit = time.monotonic() + (ENDS_SECONDS if short else SAVING_SECONDS / 10)
         while time.monotonic() < limit or any(self._doing(rank) in ("saving", KEEPING) for rank in self._ranks):
             codes = [one.code for one in self._ranks]
             if all(code == 0 for code in codes):

@@ -7,7 +7,7 @@ from .ending import LAST_LINES, Outcome, interrupted, outcome, record_end
 from .expected import EVALUATION, Expected, compare_expected
 from .folder import JOB_VARIABLE, RunFolder, new_folder, read_manifest, read_own_recipe
 from .heartbeat import FOLDER as HEARTBEATS
-from .heartbeat import KEEPING, WAITING, Beat, Heartbeat, read_beat
+from .heartbeat import KEEPING, LEAST_SECONDS, WAITING, Beat, Heartbeat, read_beat
 from .identity import anchored, by_path, first_difference
 from .ledger import Entry, Kind, parse_limit, read_ledger, read_limits, standings, sums
 from .listing import RunSummary, list_runs, newest_run
@@ -44,6 +44,7 @@ __all__ = [
     "JOB_VARIABLE",
     "KEEPING",
     "LAST_LINES",
+    "LEAST_SECONDS",
     "LOG",
     "LOGS",
     "METRICS",
