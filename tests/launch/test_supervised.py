@@ -77,6 +77,20 @@ def run_in(root: Path) -> Path:
     raise AssertionError(f"no checkpoint under {root}: {[p.read_text() for p in root.glob('*/output.log')]}")
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_who_is_told_to_stop_before_there_is_anything_to_save_ends_with_3(
+    place: Path, start: Start, number: signal.Signals
+) -> None:
+    process = start("early", stderr=subprocess.STDOUT)
+    assert process.stdout is not None
+    before = process.stdout.readline()  # of the plan, before ranks are started
+    process.send_signal(number)
+    after = process.stdout.read()
+    assert process.wait() == 3, before + after
+    saved = list((place / "early").glob("*/checkpoints/step-????????"))
+    assert saved or f"{number.name}: ended before there was anything to save" in after
+
+
 @contextlib.contextmanager
 def held(run: Path) -> Iterator[ProcessId]:
     """Keep a run's trainer where it is: however slow this process gets, the run is not over before the block is."""

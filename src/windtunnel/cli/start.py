@@ -13,8 +13,6 @@ from windtunnel.recipe import UserError
 
 # As shells have it: 128 and the number of SIGINT.
 INTERRUPTED = 130
-# Also of a run that its budget ended with a checkpoint: EPILOG in verbs.py lists the codes.
-STOPPED = 3
 PIPE_CLOSED = 141  # what a shell says of a program that SIGPIPE ended, and so what `| head` leads to elsewhere
 FULL = (errno.ENOSPC, errno.EDQUOT)
 NEARLY = 0.97  # of an address space that was used up: what did not fit was never had
@@ -54,9 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         told = isinstance(error, OSError)
         print_error(refusal, as_json="--json" in (sys.argv[1:] if arguments is None else arguments))
         sys.exit(refusal.exit_code)
-    except KeyboardInterrupt as interrupt:
-        # With the name of a signal: SIGTERM or SIGUSR1 came before there was anything to save.
-        sys.exit(STOPPED if str(interrupt) not in ("", "SIGINT") else INTERRUPTED)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
     finally:
         (gc.enable if collecting else gc.disable)()
         if code := _unwritten(output, told):

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gc
 import math
+import signal
+import sys
 from importlib import import_module
+from types import FrameType
 from typing import Any
 
 import typer
@@ -13,8 +16,10 @@ from typer.main import get_command
 
 from windtunnel.recipe import UserError
 
+STOPPED = 3
 EPILOG = (
-    "Exit codes: 0 done, 1 a gate or check failed, 2 bad input, 3 stopped by budget or signal with a checkpoint. "
+    "Exit codes: 0 done, 1 a gate or check failed, 2 bad input, 3 stopped by budget or signal, with a checkpoint if any step was "
+    "done. "
     "RECIPE is a shipped recipe (charlm) or a .yaml file."
 )
 
@@ -102,9 +107,23 @@ class Verb(Telling, TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         """Note that parsing is over: what start-up made stays for good, and is not looked through again."""
         collect_from_here()
+        if self.name == "train" and ctx.obj:  # until it is supervised, and before what takes long to import
+            for number in (signal.SIGTERM, signal.SIGUSR1):
+                signal.signal(number, _stop)
         if self.name in WITH_TORCH:
             _refuse_few_addresses()
-        return super().invoke(ctx)
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as interrupt:
+            # typer ends all of them as it ends Ctrl-C. With its name another signal came, before there was anything to save.
+            if str(interrupt) in ("", "SIGINT"):
+                raise
+            print(f"{interrupt}: ended before there was anything to save", file=sys.stderr)
+            raise typer.Exit(STOPPED) from None
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt(signal.Signals(number).name)
 
 
 def _refuse_few_addresses() -> None:
