@@ -132,6 +132,13 @@ def test_a_wrong_value_of_an_option_is_repeated(arguments: tuple[str, ...], got:
     assert f"(got {arguments[-1].rpartition('=')[2]!r})" in shown
 
 
+@pytest.mark.parametrize("last", [("--plot", "b.png"), ("--plot=b.png",)])
+def test_a_second_file_for_an_option_that_takes_one_is_refused(last: tuple[str, ...], tmp_path: Path) -> None:
+    done = windtunnel("backtest", "predictions.csv", "--plot", "a.png", *last, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "'--plot': it takes one file (got 'a.png' and 'b.png')" in done.stderr
+
+
 @pytest.mark.parametrize("verb", ["serve", "evaluate", "watch", "export"])
 def test_a_missing_run_names_the_nearest(verb: str, tmp_path: Path) -> None:
     (tmp_path / "runs" / "charlm-20260101-120000").mkdir(parents=True)

@@ -91,6 +91,14 @@ def test_differences_are_written_as_in_a_recipe_in_a_line_each(tmp_path: Path, c
     assert rows["data.corpus.separator"] == [r"'\n'", r"'\n\n'"]
 
 
+def test_each_picture_that_is_asked_for_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pictures = [tmp_path / "a.svg", tmp_path / "b.html"]
+    plots = [text for path in pictures for text in ("--plot", str(path))]
+    code, out, _ = verb(capsys, "compare", str(run(tmp_path, 2, [3.0, 2.0])), *plots)
+    assert code == 0
+    assert all(path.stat().st_size and f"wrote {path}" in out for path in pictures)
+
+
 def test_the_verbs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = [str(run(tmp_path, depth, losses)) for depth, losses in ((4, [3.0, 2.4]), (5, [2.9, 2.2]), (6, [2.8, 2.1, 2.05]))]
     code, out, _ = verb(capsys, "compare", *paths)

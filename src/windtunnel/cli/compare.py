@@ -22,8 +22,10 @@ WRITTEN = {None: "null", True: "true", False: "false"}
 def compare(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or their names under --root.")],
     plot: Annotated[
-        Path | None,
-        typer.Option("--plot", metavar="FILE", help="Draw losses over tokens, hours, dollars: .png, .svg; .html: all curves."),
+        list[Path] | None,
+        typer.Option(
+            "--plot", metavar="FILE", help="Draw losses over tokens, hours, dollars: .png, .svg; .html: all curves (repeatable)."
+        ),
     ] = None,
     root: RootOption = DEFAULT_ROOT,
     json: JsonOption = False,
@@ -33,8 +35,8 @@ def compare(
 
     results = [read_result(find_run(run, root)) for run in runs]
     differ = different_keys(results)
-    if plot is not None:
-        draw_comparison(results, plot)
+    for path in plot or []:
+        draw_comparison(results, path)
     if json:
         print_json({"runs": [asdict(result) | {"name": result.name} for result in results], "differences": dict(differ)})
         return
@@ -53,8 +55,8 @@ def compare(
     print_table("best validations", ["run", "step", "loss", "checkpoint"], best)
     if len({result.data for result in results}) > 1:
         print_remarks([("warning", "they were trained on different data: their losses are not those of the same text")])
-    if plot is not None:
-        typer.echo(f"wrote {plot}")
+    for path in plot or []:
+        typer.echo(f"wrote {path}")
 
 
 def _tables(results: Sequence[RunResult], short: Sequence[str]) -> None:

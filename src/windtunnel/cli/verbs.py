@@ -82,6 +82,7 @@ class Telling:
         try:
             found: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
             self._refuse_endless(ctx)
+            self._refuse_two_files(ctx, given)
             return found
         except Exception as error:
             wrong = _argument_of(getattr(error, "param", None), given)
@@ -99,6 +100,15 @@ class Telling:
             value = ctx.params.get(option.name)
             if isinstance(value, float) and not math.isfinite(value):
                 raise typer.BadParameter("expected a number", ctx=ctx, param=option)
+
+    def _refuse_two_files(self, ctx: Any, given: list[str]) -> None:
+        """Refuse a second file for an option that takes one: the first would silently be neither read nor written."""
+        for option in self.params:
+            if getattr(option, "metavar", None) != "FILE" or getattr(option, "multiple", True):
+                continue
+            files = list(dict.fromkeys(_arguments_of(option, given)))
+            if len(files) > 1:
+                raise typer.BadParameter(f"it takes one file (got {' and '.join(map(repr, files))})", ctx=ctx, param=option)
 
 
 class Verb(Telling, TyperCommand):
@@ -140,12 +150,17 @@ def _refuse_few_addresses() -> None:
 
 def _argument_of(option: Any, given: list[str]) -> str | None:
     """Return what was given to an option last, in either form; None where there is nothing."""
-    found = None
+    return (_arguments_of(option, given) or [""])[-1] or None
+
+
+def _arguments_of(option: Any, given: list[str]) -> list[str]:
+    """Return all that was given to an option, in either form."""
+    found = []
     for at, text in enumerate(given):
         name, equals, value = text.partition("=")
         if name in getattr(option, "opts", ()) and name.startswith("-"):
-            found = value if equals else "".join(given[at + 1 : at + 2])
-    return found or None
+            found.append(value if equals else "".join(given[at + 1 : at + 2]))
+    return found
 
 
 def _in_words(message: str, wrong: str) -> str:
