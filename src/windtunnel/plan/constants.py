@@ -92,8 +92,12 @@ class GPTConstants(Constants):
     cpu_bf16_share: float = 0.35  # bf16 speed over fp32's on CPUs without bf16 units
 
     # Around the steps.
-    startup_seconds: float = 90.0  # process start, torch.compile, first step, last checkpoint
+    # From the command until the first step's end 26.6 and 29.4 s with nothing compiled yet, 12.5 and 10.9 s later (H200; charlm,
+    # trm-sudoku; benchmarks/results/starts-h200.json, ranks started early), and 1 to 2 s for the last checkpoint.
+    startup_seconds: float = 30.0
+    # 12.4 and 8.0 s, later 3.9 and 7.8 (2 cores; starts-cpu.json); what torch.compile adds there: 72.3 in place of 12.4 s.
     cpu_startup_seconds: float = 8.0
+    cpu_compile_seconds: float = 60.0
     validation_share: float = 0.36  # a validation token's cost over a training token's: forward only
 
 
@@ -147,7 +151,8 @@ class HFConstants(Constants):
 
     # Around the steps.
     process_seconds: float = 15.0  # processes, imports, communicators
-    compile_seconds: float = 15.0  # once a kind of block; 5-9 s measured on 16 idle cores
+    # Once a kind of block, not ahead of the first step, which took 5 to 25 s (planning-h200.json, first_step_seconds), once 35.
+    compile_seconds: float = 15.0
     load_gbs: float = 2.0  # weights from disk, per node
     save_gbs: float = 1.0  # checkpoints to disk, per node
     engine_start_seconds: float = 65.0  # vLLM beside reading its weights: 80 s measured for 7 B on one H200

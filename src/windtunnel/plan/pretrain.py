@@ -201,7 +201,9 @@ def pace(recipe: Recipe, candidate: Candidate, constants: GPTConstants, corpus_t
     validation = constants.validation_share * candidate.timed.validation * step * tokens / layout.batch_tokens
     every = stage.validate_every
     between = every.steps if every.steps else max(1.0, (every.seconds or 0.0) / step)
-    startup = constants.cpu_startup_seconds if layout.device == "cpu" else constants.startup_seconds
+    startup = constants.startup_seconds
+    if layout.device == "cpu":
+        startup = constants.cpu_startup_seconds + layout.compile * constants.cpu_compile_seconds
     return Pace(startup, step + validation / between)
 
 
