@@ -132,13 +132,13 @@ def test_a_killed_run_resumes_bit_for_bit(new_run: NewRun) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(7200)
 def test_fifty_kills_at_random_moments_change_nothing(new_run: NewRun) -> None:
     sets = ("budget.steps=3000", "checkpoints.every=3 steps", "stages.pretrain.validate_every=500 steps")
     sets += ("bands.overfit_patience=1000",)
     whole, killed = (new_run(*sets, options={"yes": True}) for _ in range(2))
     assert train(whole) == 0
-    assert kill_at_random(killed, kills=50, steps=3000, seed=2) == 50
+    assert kill_at_random(killed, kills=50, steps=1500, seed=2) == 50  # within its first half, as above
     assert_same(whole, killed)
 
 

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from windtunnel.recipe import UserError
 from windtunnel.verify.kernel.gpu_lock import GpuLock, gpu_lock_of, opened
@@ -95,29 +96,25 @@ def test_one_who_waits_to_be_alone_is_not_kept_out_by_a_stream_of_others(tmp_pat
 
 def test_those_who_want_to_be_alone_follow_each_other_and_then_let_the_others_in(tmp_path: Path) -> None:
     order: list[str] = []
-    arrived = threading.Semaphore(0)
+    path = tmp_path / "gpu"
 
     def alone(name: str) -> None:
-        with opened(tmp_path / "gpu") as fds:
-            arrived.release()
-            with GpuLock(fds).alone():
-                order.append(name)
+        with opened(path) as fds, GpuLock(fds).alone():
+            order.append(name)
 
     def share() -> None:
-        with opened(tmp_path / "gpu") as fds:
-            arrived.release()
-            with GpuLock(fds).shared():
-                order.append("shared")
+        with opened(path) as fds, GpuLock(fds).shared():
+            order.append("shared")
 
-    with opened(tmp_path / "gpu") as fds, GpuLock(fds).shared():
+    with opened(path) as fds, GpuLock(fds).shared():
         threads = [threading.Thread(target=alone, args=("first",))]
         threads[0].start()
-        _is_waiting(tmp_path / "gpu")
+        _is_waiting(path)
         threads += [threading.Thread(target=share), threading.Thread(target=alone, args=("second",))]
         for thread in threads[1:]:
             thread.start()
-        for _ in threads:
-            assert arrived.acquire(timeout=WAIT)
+        # Until each stands where it waits: those who want to be alone at the room, the one who shares at the gate.
+        until(lambda: (_waiters(f"{path}.room"), _waiters(f"{path}.gate")) == (2, 1))
     for thread in threads:
         thread.join(WAIT)
     assert sorted(order) == ["first", "second", "shared"]
@@ -159,6 +156,12 @@ def _is_waiting(path: Path) -> None:
             fcntl.flock(fds[0], fcntl.LOCK_UN)
             time.sleep(0.001)
     raise AssertionError("nobody came to be alone")
+
+
+def _waiters(path: str) -> int:
+    """How many wait for a file's lock, as the kernel lists them."""
+    file = f":{os.stat(path).st_ino} "
+    return sum("->" in line and file in line for line in Path("/proc/locks").read_text().splitlines())
 
 
 def _hold_alone(path: Path, write: int) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from waiting import HANG
 
 from windtunnel.verify.sandbox import Limits, MiB, Outcome, Sandbox, SandboxJob
 from windtunnel.verify.sandbox.channel import EARLY_AT, MARK, PHASE_BYTES, BadReply, Early, memory_file, read_spans, write_reply
@@ -158,11 +159,12 @@ def test_a_phase_has_a_clock_of_its_own() -> None:
 @pytest.mark.parametrize("namespaces", [True, False])
 def test_memory_files_that_nobody_has_mapped_are_counted_too(namespaces: bool) -> None:
     """A GPU's user may make such files; their pages are in no process's resident size."""
-    body = "import os\ndef f():\n fd = os.memfd_create('x')\n for _ in range(2000): os.write(fd, bytes(1 << 20))"
+    body = "import os, time\ndef f():\n fd = os.memfd_create('x')\n for _ in range(2000): os.write(fd, bytes(1 << 20))\n"
+    body += " time.sleep(1000)"  # it is still there whenever it is looked at
+    limits = Limits(wall_seconds=HANG, cpu_seconds=int(HANG), memory_bytes=64 * MiB, result_bytes=MiB, file_bytes=4096 * MiB)
     with Sandbox(preload=(CHILD,), devices=("/dev/null",), namespaces=namespaces) as sandbox:
-        limits = Limits(wall_seconds=20, cpu_seconds=20, memory_bytes=64 * MiB, result_bytes=MiB, file_bytes=4096 * MiB)
         assert sandbox.run(job(body, limits)).status == "memory"
-        assert sandbox.run(job("def f(): return 1")).finished
+        assert sandbox.run(job("def f(): return 1", limits)).finished
         assert sandbox.restarts == 0
 
 

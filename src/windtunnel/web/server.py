@@ -121,7 +121,7 @@ def serve_app(
     over: Callable[[], None] = lambda: None,
     ending: Callable[[], None] = lambda: None,
 ) -> None:
-    """Serve an application on a listening socket until SIGTERM or SIGINT.
+    """Serve an application on a listening socket until SIGTERM or SIGINT, which a program ignores from then on.
 
     Requests under way are then finished first, for GRACE_SECONDS, and cancelled if that was not enough.
 
@@ -139,13 +139,18 @@ def serve_app(
 
 @contextlib.contextmanager
 def _quiet_signals() -> Iterator[None]:
-    """Ignore the signal that uvicorn raises once more when all is closed; by then it has done its work."""
+    """Ignore the signal that uvicorn raises once more when all is closed, and from then on all: the program has done its work.
+
+    Whoever asks it a second time to end meets it while it closes, or Python at its own end, which would tell of it.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    previous = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
+    ending = (signal.SIGTERM, signal.SIGINT)
+    for number in ending:
+        signal.signal(number, lambda *_: None)
     try:
         yield
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        for number in ending:
+            signal.signal(number, signal.SIG_IGN)
