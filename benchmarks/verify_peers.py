@@ -44,17 +44,22 @@ CHECKOUTS = {"kernelbench": "src/kernelbench", "robust-kbench": "robust_kbench",
 
 @dataclass(frozen=True)
 class File:
-    """A candidate. small: the reference at the sizes that the interpreter runs. kind: of attack, or the task of an honest one."""
+    """A candidate. small: the reference at the sizes that the interpreter runs. kind: of attack, or the task of an honest one.
+
+    no_place: an attack in host code, of which a launch plan holds nothing: ours is right to accept what its kernels compute.
+    """
 
     name: str
     source: str
     task: Any
     small: str
     kind: object
+    no_place: bool = False
 
 
 Judge = Callable[[File], "bool | None"]
 Maker = Callable[[contextlib.ExitStack], Judge]
+OURS = "windtunnel"
 ON_GPU = {"kernelbench": "evaluation on a GPU", "robust-kbench": "correctness on a GPU"}
 
 
@@ -118,7 +123,7 @@ def judges_of(checkouts: dict[str, Path], at_once: int, *, funnel_too: bool) -> 
     if "kernelbench" in checkouts:
         judges["kernelbench, static checker"] = lambda _: static_checker(checkouts["kernelbench"])
     if funnel_too:
-        judges["windtunnel"] = lambda opened: funnel(opened, at_once)
+        judges[OURS] = lambda opened: funnel(opened, at_once)
     for name, folder in checkouts.items():
         on_gpu = name in ON_GPU and has_gpu()
         what = ON_GPU[name] if on_gpu else "correctness on a CPU"
@@ -133,7 +138,7 @@ def read_attacks() -> list[File]:
     from windtunnel.verify.kernel.task import with_numbers
 
     return [
-        File(a.name, a.source, a.task, with_numbers(a.task.source, {**a.task.sizes["tiny"], **a.sizes}), a.number)
+        File(a.name, a.source, a.task, with_numbers(a.task.source, {**a.task.sizes["tiny"], **a.sizes}), a.number, a.right_plan)
         for a in suite()
         if a.where == "cpu" or has_gpu()
     ]
@@ -166,6 +171,10 @@ def count(name: str, judge: Judge, attacks: list[File], honest: list[File], at_o
     for kind, files, wrong in (("attacks", attacks, True), ("honest", honest, False)):
         said = {file.name: answers[file.name] for file in files if file.name in answers}
         row[f"{kind}_no_time"] = len(files) - len(said)
+        if kind == "attacks" and name == OURS:
+            apart = {file.name for file in files if file.no_place and said.get(file.name)}
+            row["attacks_no_place"] = len(apart)
+            said = {key: answer for key, answer in said.items() if key not in apart}
         row[f"{kind}_accepted"] = sum(answer is True for answer in said.values())
         row[f"{kind}_refused"] = sum(answer is False for answer in said.values())
         row[f"{kind}_no_verdict"] = sum(answer is None for answer in said.values())
