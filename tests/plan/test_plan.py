@@ -31,6 +31,9 @@ def no_user_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+
+
 def charlm(*overrides: str) -> Recipe:
     return load_recipe("charlm", overrides)
 
@@ -446,3 +449,13 @@ def test_what_helps_the_budget_is_no_plan_that_works_while_memory_does_not_suffi
     assert [a.change for a in plan.alternatives if "budget" in a.change] == []
     small = make_plan(charlm("model.depth=12", "budget.hours=0.001"), parse_rig("H100"))
     assert [a.change.partition("=")[0] for a in small.alternatives] == ["--set budget.hours"]
+
+
+def test_starting_up_is_planned_as_it_was_measured() -> None:
+    measured = json.loads((RESULTS / "starts-h200.json").read_text())
+    ahead = measured["kernels compiled while data are prepared, ranks started early"]
+    seconds = [ahead[name]["first"]["until_killed"] for name in ("charlm", "trm-sudoku")]
+    planned = sum(make_plan(charlm("model.depth=12"), parse_rig("H200")).startup.values())
+    assert min(seconds) <= planned <= max(seconds)
+    eager, compiled = (make_plan(charlm("model.depth=2", f"stages.pretrain.compile={on}"), laptop()) for on in ("false", "true"))
+    assert sum(compiled.startup.values()) > sum(eager.startup.values())
