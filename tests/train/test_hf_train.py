@@ -24,8 +24,8 @@ from windtunnel.recipe import Layout, UserError
 from windtunnel.run import MetricsReader, RunFolder
 from windtunnel.train import train
 from windtunnel.train.hf import HFEngine
+from windtunnel.train.methods import build_engine, text_feed
 from windtunnel.train.ranks import join_ranks
-from windtunnel.train.session import build_engine, text_feed
 
 NewRun = Callable[..., Path]
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.end_to_end]

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from .checks_hf import random_batch, small_engine, small_job, vocabulary_of
     from .children import child_context
     from .engine import COMPUTE, Engine, EngineState, Feed, Mark, Moment, Parameters, Pending, local_part, nothing, row_offset
-    from .failures import Abandoned, PeerLost
+    from .failures import Abandoned, PeerLost, lighter_run
     from .gates import gate_series, judge_gates
     from .held_out_answers import ByCopy, HeldOutAnswers, Writer, training_undisturbed
     from .hf import (
@@ -29,10 +29,11 @@ if TYPE_CHECKING:
         whole_weights,
         write_plain,
     )
+    from .methods import Ask, Method, Work
     from .optimizer import MuonAdamW, Scalars
     from .ranks import RANKS_TIMEOUT, Ranks, join_ranks
     from .schedule import learning_rate_scale
-    from .session import Ask, Method, Work, lighter_run, train
+    from .session import train
     from .telemetry import View
     from .trace import TraceRequest, run_trace
     from .trial import TRIAL_PROGRESS, TrialRequest, TrialSteps, compile_step, random_feed, run_trial

@@ -157,16 +157,27 @@ class Checkpoints(Callback):
         self._initial = initial
         self._saves: deque[_Save] = deque(maxlen=2)
 
-    def take_initial(self) -> None:
-        """Give the engine, at step 0, the weights that the run begins with. Raises UserError: they are not there any more."""
+    def go_on_from(self, step: int | None) -> dict[str, Any] | None:
+        """Load the checkpoint of a step, or take the weights that the run begins with; all ranks call it together.
+
+        Returns:
+            What was kept beside the engine's own facts; None at the beginning.
+
+        Raises:
+            UserError: the checkpoint is damaged, or the weights to begin with are not there any more.
+        """
+        if step is not None:
+            self._ranks.heartbeat.beat("loading the checkpoint")
+            return self.load(step)
         initial = self._initial()
         if initial is not None:
             begin_with(self._engine, initial)
+        return None
 
     def start_over(self, position: int) -> None:
-        """Go back to the weights that the run began with, with the data from `position` on. Raises as `take_initial`."""
+        """Go back to the weights that the run began with, with the data from `position` on. Raises as `go_on_from`."""
         self._engine.start_over(position)
-        self.take_initial()
+        self.go_on_from(None)
 
     def start(self, loop: Loop) -> None:
         """Begin; what a run goes on from is saved already."""

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from windtunnel.recipe import Layout, UserError
+from windtunnel.recipe import HuggingFaceModel, Layout, Recipe, UserError
+from windtunnel.run import Channel, RunFolder
 
 
 class OutOfMemory(UserError):
@@ -69,3 +70,25 @@ def lighter(run: Path, layout: Layout, stage: str, *, recomputes: bool, shards: 
     if shards and layout.shard == "optimizer" and layout.ranks > 1:
         return f"share weights and gradients over the ranks too: {again} --set layout.shard=full"
     return "a smaller model, shorter sequences (model.sequence), or more GPUs"
+
+
+def lighter_run(run: RunFolder) -> str:
+    """Return what to change so that a run needs less memory; see `lighter`."""
+    recipe, layout = run.recipe, Layout.of_plan(run.manifest["plan"]["layout"])
+    return lighter(
+        run.path, layout, recipe.training[0].name or "pretrain", recomputes=recipe.recomputes, shards=may_shard(recipe, layout)
+    )
+
+
+def tell_lighter(run: RunFolder) -> str:
+    """Return what to change where memory runs out, and tell the supervisor: whom the kernel kills for it can say nothing."""
+    lighter = lighter_run(run)
+    channel = Channel.inherited()
+    if channel is not None:
+        channel.tell(lighter=lighter)
+    return lighter
+
+
+def may_shard(recipe: Recipe, layout: Layout) -> bool:
+    """Return whether a GPT's weights could be sharded too."""
+    return not recipe.supervision and not isinstance(recipe.model, HuggingFaceModel) and not layout.recorded

@@ -6,17 +6,16 @@ import contextlib
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from windtunnel.checkpoint import Checkpoint, CheckpointStore, Saver, choose_checkpoint
-from windtunnel.data import BatchLoader, PreparedData, ValidationBatches, prepare
-from windtunnel.model import NewRows, describing_files, hf_shape, out_of_memory, recipe_shape
-from windtunnel.recipe import ANSWERS_AT_END, Every, HuggingFaceModel, Layout, Recipe, TrainingStage, UserError
+from windtunnel.data import PreparedData, prepare
+from windtunnel.model import describing_files, hf_shape, out_of_memory, recipe_shape
+from windtunnel.recipe import ANSWERS_AT_END, Every, HuggingFaceModel, Layout, Recipe, UserError
 from windtunnel.run import (
     STARTED,
     BandWatch,
@@ -36,69 +35,14 @@ from windtunnel.run import (
 from .advice import band_advice, settings_of
 from .callbacks import Budget, Callback, Health, ValidateEvery
 from .checkpoints import Checkpoints, make_saver
-from .engine import Engine, Feed
-from .failures import OutOfMemory, lighter, short_of
-from .gpt import build_gpt_engine
+from .engine import Engine
+from .failures import OutOfMemory, lighter, lighter_run, may_shard, short_of, tell_lighter
 from .loop import AfterStep, Deciders, Ending, Loop
+from .methods import Ask, Method, Supervised, Work
 from .ranks import Ranks, join_ranks
 from .telemetry import Journal, Silent, Telemetry, View
 
-if TYPE_CHECKING:
-    from windtunnel.evaluate import Answered
-
-Ask = Callable[[], "Answered | None"]
-"""Answers held-out questions, on all ranks together; the judged answers on rank 0."""
 NEVER = Every(steps=2**40)
-
-
-@dataclass(frozen=True)
-class Work:
-    """What is to be trained, by this rank.
-
-    Attributes:
-        run: the folder, whose recipe is the stage's.
-        layout: how the work is spread.
-        ranks: this one and the others.
-        data: prepared, the same on every rank.
-        stop: says whether this process is to end.
-    """
-
-    run: RunFolder
-    layout: Layout
-    ranks: Ranks
-    data: PreparedData
-    stop: StopRequest
-
-    @property
-    def recipe(self) -> Recipe:
-        """Return the stage's recipe."""
-        return self.run.recipe
-
-
-class Method(Protocol):
-    """How a kind of stage trains: what the loop drives, and how held-out questions are answered."""
-
-    def engine(self, work: Work) -> Engine:
-        """Build the engine; all ranks call it together."""
-
-    def ask(self, work: Work, engine: Engine) -> AbstractContextManager[Ask | None]:
-        """Return what answers held-out questions between steps; it gives None where the recipe asks for none."""
-
-
-class Supervised:
-    """Training on targets that are there before: pretraining and fine-tuning."""
-
-    def engine(self, work: Work) -> Engine:
-        """Build the engine on windows of the corpus; see `Method`."""
-        return build_engine(work.recipe, work.layout, work.ranks, text_feed(work.recipe, work.layout, work.ranks, work.data))
-
-    def ask(self, work: Work, engine: Engine) -> AbstractContextManager[Ask | None]:
-        """Return what answers held-out conversations; see `Method`."""
-        if work.recipe.sft is None or work.recipe.sft.answers is None:
-            return contextlib.nullcontext()
-        from .held_out_answers import tuned_answers  # imports transformers
-
-        return tuned_answers(work.recipe, engine, work.ranks, work.data, work.stop)
 
 
 def train(
@@ -143,13 +87,8 @@ def _other(run: RunFolder, layout: Layout, ranks: Ranks, method: Method, after_s
         saver = make_saver(engine, CheckpointStore(run.checkpoints_dir), ranks)
         checkpoints = Checkpoints(engine, saver, ranks, run.recipe.checkpoints.every, initial=partial(_initial, run))
         step = ranks.share(None)  # rank 0 chooses the checkpoint; see `_first`
-        if step is not None:
-            ranks.heartbeat.beat("loading the checkpoint")
-            checkpoints.load(step)
-        else:
-            checkpoints.take_initial()
-        lighter = lighter_run(run)
-        Loop(engine, ranks, checkpoints, step=step or 0, after_step=after_step, lighter=lighter, ask=ask).run()
+        checkpoints.go_on_from(step)
+        Loop(engine, ranks, checkpoints, step=step or 0, after_step=after_step, lighter=lighter_run(run), ask=ask).run()
 
 
 def _first(
@@ -179,9 +118,10 @@ def _first(
         journal = Journal(metrics, view)
         health = Health(_bands(run, layout, data.tokenizer.vocab, step), recipe.bands, by_answers=ask is not None)
         budget = Budget(clock, stop, run.spent_path)
-        answers = None if ask is None else _stage(recipe).answers.every  # type: ignore[attr-defined]
+        stage: Any = recipe.training[0]
         validate = ValidateEvery(
-            getattr(_stage(recipe), "validate_every", NEVER), with_saves=_by_clock(recipe), answers=answers,
+            getattr(stage, "validate_every", NEVER), with_saves=recipe.checkpoints.every.seconds is not None,
+            answers=None if ask is None else stage.answers.every,
             answer_seconds=run.manifest["plan"]["startup"].get(ANSWERS_AT_END, 0.0),
             # A policy that is made worse must not win for want of a rival. A checkpoint holds what was answered before it.
             before=recipe.rl is not None and checkpoint is None,
@@ -198,17 +138,13 @@ def _first(
         )
         telemetry = _telemetry(run, layout, data.tokenizer.vocab, clock, health.bands)
         callbacks += [checkpoints, budget, telemetry]
-        ranks.share(None if checkpoint is None else step)
-        if checkpoint is not None:
-            ranks.heartbeat.beat("loading the checkpoint")
-            state = checkpoints.load(step)
+        state = checkpoints.go_on_from(ranks.share(None if checkpoint is None else step))
+        if state is not None:
             for callback in callbacks:
                 callback.load_state_dict(state)
-        else:
-            checkpoints.take_initial()
         loop = Loop(
             engine, ranks, checkpoints, callbacks, Deciders(health, budget), journal=journal, step=step, after_step=after_step,
-            lighter=_tell_lighter(run), ask=ask,
+            lighter=tell_lighter(run), ask=ask,
         )  # fmt: skip
         if checkpoint is not None:
             journal.event("resumed", f"resumed from step {step:,}")
@@ -236,37 +172,6 @@ def _initial(run: RunFolder) -> Checkpoint | None:
             "bring that folder back, or train the recipe from its first stage",
         )
     return choose_checkpoint(Path(source["run"]), int(source["step"]), "to begin with").checkpoint
-
-
-def _stage(recipe: Recipe) -> TrainingStage:
-    """Return the stage that is trained."""
-    return recipe.training[0]
-
-
-def lighter_run(run: RunFolder) -> str:
-    """Return what to change so that a run needs less memory; see `failures.lighter`."""
-    recipe, layout = run.recipe, Layout.of_plan(run.manifest["plan"]["layout"])
-    return lighter(
-        run.path, layout, _stage(recipe).name or "pretrain", recomputes=recipe.recomputes, shards=_may_shard(recipe, layout)
-    )
-
-
-def _tell_lighter(run: RunFolder) -> str:
-    """Return what to change where memory runs out, and tell the supervisor: whom the kernel kills for it can say nothing."""
-    lighter = lighter_run(run)
-    channel = Channel.inherited()
-    if channel is not None:
-        channel.tell(lighter=lighter)
-    return lighter
-
-
-def _may_shard(recipe: Recipe, layout: Layout) -> bool:
-    """Return whether a GPT's weights could be sharded too."""
-    return not recipe.supervision and not isinstance(recipe.model, HuggingFaceModel) and not layout.recorded
-
-
-def _by_clock(recipe: Recipe) -> bool:
-    return recipe.checkpoints.every.seconds is not None
 
 
 def _saver(run: RunFolder, store: CheckpointStore, engine: Engine, ranks: Ranks, metrics: Metrics) -> Saver:
@@ -301,10 +206,6 @@ def _bands(run: RunFolder, layout: Layout, vocab: int, step: int) -> BandWatch:
     return BandWatch(recipe.bands, targets, first_step=step)
 
 
-def _named(plan: dict[str, Any]) -> str:
-    return f" {plan['model']}" if plan["depth"] is None else f" d{plan['depth']}"
-
-
 def _flops_per_token(recipe: Recipe, layout: Layout, vocab: int) -> float:
     """Return the FLOPs of training on a token, as utilisation is counted."""
     if isinstance(recipe.model, HuggingFaceModel):
@@ -315,9 +216,10 @@ def _flops_per_token(recipe: Recipe, layout: Layout, vocab: int) -> float:
 def _telemetry(run: RunFolder, layout: Layout, vocab: int, clock: BudgetClock, bands: BandWatch) -> Telemetry:
     recipe, plan, rig = run.recipe, run.manifest["plan"], run.manifest["rig"]
     gpu, params = rig.get("gpu"), plan["params"]
+    named = plan["model"] if plan["depth"] is None else f"d{plan['depth']}"
     size = f"{params / 1e6:,.1f} M" if params >= 1e6 else f"{params / 1e3:,.1f} k"
     return Telemetry(
-        f"{recipe.name}{_named(plan)}, {size} parameters on {rig['name']}",
+        f"{recipe.name} {named}, {size} parameters on {rig['name']}",
         gpus=layout.ranks if layout.device == "cuda" else 0,
         flops_per_token=_flops_per_token(recipe, layout, vocab),
         peak_flops=gpu["bf16_tflops"] * 1e12 * layout.ranks if gpu else (rig.get("cpu_gflops") or 0) * 1e9 or None,
@@ -372,39 +274,12 @@ def _engine(
         if not out_of_memory(error):
             raise
         built = replace(layout, micro_batch=1, accumulation=1)
-        fix = lighter(run.path, built, "", recomputes=False, shards=_may_shard(recipe, layout))
+        fix = lighter(run.path, built, "", recomputes=False, shards=may_shard(recipe, layout))
         raise OutOfMemory(f"out of memory while the model is built{short_of(error)}", fix) from None
     ranks.heartbeat.beat("waiting for what is compiled")
     wait_for_compilers(lambda: stop.requested)
     with contextlib.closing(engine), method.ask(work, engine) as ask:
         yield engine, data, ask
-
-
-def build_engine(recipe: Recipe, layout: Layout, ranks: Ranks, feed: Feed) -> Engine:
-    """Return what trains a recipe's model. Raises UserError where nothing does."""
-    if not isinstance(recipe.model, HuggingFaceModel):
-        return build_gpt_engine(recipe, layout, ranks, feed)
-    from .hf import build_hf_engine  # imports transformers
-
-    return build_hf_engine(recipe, layout, ranks, feed, hf_shape(recipe.model.config).raw)
-
-
-def text_feed(recipe: Recipe, layout: Layout, ranks: Ranks, data: PreparedData) -> Feed:
-    """Return windows of the corpus, spread over ranks."""
-    limit = (recipe.sft or recipe.pretrain).validation_tokens
-
-    def validation() -> ValidationBatches:
-        return ValidationBatches(
-            data.validation, sequence=layout.sequence, micro_batch=layout.micro_batch, rank=ranks.rank,
-            world=ranks.world, limit=limit, device=ranks.device,
-        )  # fmt: skip
-
-    loader = BatchLoader(
-        data.train, sequence=layout.sequence, micro_batch=layout.micro_batch, accumulation=layout.accumulation,
-        rank=ranks.rank, world=ranks.world, seed=recipe.seed, device=ranks.device, few_shapes=layout.recorded,
-    )  # fmt: skip
-    tokenizer = data.tokenizer
-    return Feed(loader, validation, tokenizer.vocab, tokenizer.token_bytes(), NewRows.of(tokenizer))
 
 
 def _clock(run: RunFolder, layout: Layout, checkpoint: Checkpoint | None) -> BudgetClock:

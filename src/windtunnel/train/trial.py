@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,6 +25,7 @@ from windtunnel.recipe import Layout, Recipe
 
 from .engine import Engine, Feed, Mark, Pending, StepResult
 from .gpt import build_gpt_engine
+from .methods import batch_shape, build_engine
 from .ranks import Ranks, join_ranks
 
 GIB = 2**30
@@ -107,16 +109,11 @@ def run_trial(request: TrialRequest, folder: Path, say: Callable[[str], None], b
 
 
 def _build(request: TrialRequest, layout: Layout, ranks: Ranks, folder: Path) -> EngineSteps:
-    recipe = request.recipe
-    if request.config is None:
-        assert request.vocab is not None, "a GPT's trial needs its vocabulary"
-        feed = random_feed(layout, ranks, request.vocab, folder, recipe.seed)
-        return EngineSteps(build_gpt_engine(recipe, layout, ranks, feed))
-    from .hf import build_hf_engine  # imports transformers
-
-    vocab = int((request.config.get("text_config") or request.config)["vocab_size"])
+    recipe, config = request.recipe, request.config
+    vocab = request.vocab if config is None else int((config.get("text_config") or config)["vocab_size"])
+    assert vocab is not None, "a GPT's trial needs its vocabulary"
     feed = random_feed(layout, ranks, vocab, folder, recipe.seed)
-    return EngineSteps(build_hf_engine(recipe, layout, ranks, feed, request.config))
+    return EngineSteps(build_engine(recipe, layout, ranks, feed, config))
 
 
 def compile_step(recipe: Recipe, layout: Layout, vocab: int, folder: Path) -> None:
@@ -172,18 +169,10 @@ def random_feed(layout: Layout, ranks: Ranks, vocab: int, folder: Path, seed: in
     path, count = folder / f"tokens-{ranks.rank}.bin", layout.batch_tokens + 1
     np.random.default_rng(seed).integers(0, vocab, count, dtype=kind).tofile(path)
     tokens = TokenFile(path, kind.name, count)
-    loader = BatchLoader(
-        tokens, sequence=layout.sequence, micro_batch=layout.micro_batch, accumulation=layout.accumulation,
-        rank=ranks.rank, world=ranks.world, seed=seed, device=ranks.device,
-    )  # fmt: skip
-
-    def held_out() -> ValidationBatches:
-        limit = layout.micro_batch * layout.sequence * ranks.world
-        return ValidationBatches(
-            tokens, sequence=layout.sequence, micro_batch=layout.micro_batch, rank=ranks.rank, world=ranks.world,
-            limit=min(limit, count - 1), device=ranks.device,
-        )  # fmt: skip
-
+    shape = batch_shape(layout, ranks)
+    loader = BatchLoader(tokens, accumulation=layout.accumulation, seed=seed, **shape)
+    limit = min(layout.micro_batch * layout.sequence * ranks.world, count - 1)
+    held_out = partial(ValidationBatches, tokens, limit=limit, **shape)
     return Feed(loader, held_out, vocab, np.ones(vocab))
 
 
