@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -137,6 +138,22 @@ class Engine(Protocol):
 
 def nothing() -> None:
     """Do nothing: an engine whose state nobody copies."""
+
+
+def unmarked(phase: str) -> None:
+    """Listen to no phase; a `Mark`."""
+
+
+def step_batches(batches: Batches) -> Iterator[Batch]:
+    """Yield the micro-batches of one step."""
+    for _ in range(batches.accumulation):
+        yield batches.next_batch()
+
+
+def keep_objects() -> None:
+    """Tell Python's collector that all there is now will stay: it need not look at it again and stall a step."""
+    gc.collect()
+    gc.freeze()
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ Where the layout says so weights and gradients are sharded too; see `gpt_shards`
 from __future__ import annotations
 
 import contextlib
-import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from windtunnel.data import Batch, Batches
+from windtunnel.data import Batches
 from windtunnel.evaluate import Validation, validation_loss
 from windtunnel.model import (
     GPT,
@@ -34,7 +33,23 @@ from windtunnel.model import (
 )
 from windtunnel.recipe import Layout, Recipe
 
-from .engine import COMPUTE, EngineState, Feed, Mark, Moment, Parameters, Pending, Reading, Supervised, adopt, nothing, read_plain
+from .engine import (
+    COMPUTE,
+    EngineState,
+    Feed,
+    Mark,
+    Moment,
+    Parameters,
+    Pending,
+    Reading,
+    Supervised,
+    adopt,
+    keep_objects,
+    nothing,
+    read_plain,
+    step_batches,
+    unmarked,
+)
 from .optimizer import MuonAdamW
 from .ranks import Ranks
 from .schedule import scalars
@@ -84,11 +99,6 @@ class Work:
     batches: Batches
     batch_tokens: int
 
-    def take(self) -> Iterator[Batch]:
-        """Yield the micro-batches of one step."""
-        for _ in range(self.batches.accumulation):
-            yield self.batches.next_batch()
-
 
 class GPTEngine:
     """Steps of a GPT; see `Engine`. After construction parameters and gradients live in the optimizer's buffers.
@@ -115,8 +125,7 @@ class GPTEngine:
             assert isinstance(model, RecursiveGPT)
             self._loss = SupervisedLoss(model, objective_of(recipe.trm.resolved), recorded=layout.recorded)
         self._token_bytes = torch.as_tensor(feed.token_bytes)
-        gc.collect()
-        gc.freeze()  # the collector need not look at long-lived objects again and stall a step
+        keep_objects()
 
     def step(self, step: int, progress: float, since: Pending | None = None, mark: Mark | None = None) -> Pending:
         """Take one step; see `Engine.step`.
@@ -224,7 +233,7 @@ class PlainLoss:
         """
         if mark is not None:
             self._run = Replay()
-        tell, again = mark or _ignore, False
+        tell, again = mark or unmarked, False
         if self._sums is None:
             self._sums = torch.zeros(3, dtype=torch.float64, device=work.model.head.weight.device)
         self._sums.zero_()
@@ -237,7 +246,7 @@ class PlainLoss:
             self._sums[0] += loss.detach()
             self._sums[1] += (y >= 0).sum()
 
-        for x, y in work.take():
+        for x, y in step_batches(work.batches):
             if again:
                 tell("backward")
             again = True
@@ -264,7 +273,7 @@ class SupervisedLoss:
         """Do as `PlainLoss`. What is recorded goes by as a whole: a marked step is not, and no step after it."""
         if mark is not None and self._recorded:
             self._recorded, self._work = False, None
-        tell = mark or _ignore
+        tell = mark or unmarked
         squares: list[Tensor] = []
 
         def update_now(_: int) -> None:
@@ -272,7 +281,7 @@ class SupervisedLoss:
 
         each = self._objective.updates == "each"
         with _marked_backward(mark) if mark is not None else contextlib.nullcontext():
-            found = self._supervision(1.0 / work.batch_tokens).step(work.take(), update_now if each else None)
+            found = self._supervision(1.0 / work.batch_tokens).step(step_batches(work.batches), update_now if each else None)
         if not each:
             update_now(0)
         return _packed(found, squares), _reading(len(self._objective.weights), len(squares), self._model.recursion.halting)
@@ -324,7 +333,3 @@ def _reading(steps: int, updates: int, halting: bool) -> Reading:
         return losses[-1], (sum(squares) / updates) ** 0.5, supervised
 
     return read
-
-
-def _ignore(phase: str) -> None:
-    """Nobody listens."""

@@ -21,7 +21,7 @@ from .shards import fill, make_mesh, materialise, reshard, shard_model
 def build_sharded(shape: GPTShape, ranks: Ranks, compute: torch.dtype, seed: int) -> GPT:
     """Return a GPT with the initial weights of a whole one, of which each rank holds its rows in fp32."""
     model = empty_model(shape, "meta", compute)
-    mesh = make_mesh(ranks, "full").mesh
+    mesh = make_mesh(ranks, "full")
     assert mesh is not None
     parts = [*model.value_tables.values(), model.embedding, *model.parts()]
     shard_model(

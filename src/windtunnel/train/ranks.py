@@ -41,31 +41,33 @@ class Ranks:
         """Return rank 0's JSON value on every rank. Host only: the GPU goes on meanwhile."""
         if self.control is None:
             return value
-        before = self.heartbeat.doing
-        self.heartbeat.beat(WAITING)
         payload = [json.dumps(value) if self.first else None]
-        dist.broadcast_object_list(payload, src=0, group=self.control)
-        self.heartbeat.beat(before)
+        with self._waiting():
+            dist.broadcast_object_list(payload, src=0, group=self.control)
         return json.loads(payload[0] or "null")
 
     def gather(self, value: Any) -> list[Any]:
         """Return all ranks' JSON values in their order on rank 0; elsewhere an empty list."""
         if self.control is None:
             return [value]
-        before = self.heartbeat.doing
-        self.heartbeat.beat(WAITING)
         found: list[Any] | None = [None] * self.world if self.first else None
-        dist.gather_object(json.dumps(value), found, dst=0, group=self.control)
-        self.heartbeat.beat(before)
+        with self._waiting():
+            dist.gather_object(json.dumps(value), found, dst=0, group=self.control)
         return [json.loads(text) for text in found or ()]
 
     def barrier(self) -> None:
         """Wait for all ranks."""
         if self.control is not None:
-            before = self.heartbeat.doing
-            self.heartbeat.beat(WAITING)
-            dist.barrier(group=self.control)
-            self.heartbeat.beat(before)
+            with self._waiting():
+                dist.barrier(group=self.control)
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Say meanwhile that this rank waits for others: it is then another one that hangs. After an error it still does."""
+        before = self.heartbeat.doing
+        self.heartbeat.beat(WAITING)
+        yield
+        self.heartbeat.beat(before)
 
     def leave(self) -> None:
         """Let go of the other ranks, which wait for this one in a collective: their gloo finds its connections closed.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -18,25 +17,11 @@ from .ranks import Ranks
 BUCKET_BYTES = 256 << 20
 
 
-@dataclass(frozen=True)
-class Sharded:
-    """How parameters lie over ranks.
-
-    Attributes:
-        mesh: (ranks,); None: every rank holds them all, or there is one rank.
-        group: the ranks that share one copy; None if each holds it all.
-    """
-
-    mesh: DeviceMesh | None
-    group: dist.ProcessGroup | None
-
-
-def make_mesh(ranks: Ranks, shard: str) -> Sharded:
-    """Return the mesh for FSDP2. Where nothing is sharded there is none: FSDP2 would cost the host more than it gives."""
+def make_mesh(ranks: Ranks, shard: str) -> DeviceMesh | None:
+    """Return FSDP2's mesh (ranks,). Where nothing is sharded there is none: FSDP2 would cost the host more than it gives."""
     if ranks.world == 1 or shard == "none":
-        return Sharded(None, None)
-    mesh = init_device_mesh(ranks.device.type, (ranks.world,), mesh_dim_names=("shards",))
-    return Sharded(mesh, mesh.get_group())
+        return None
+    return init_device_mesh(ranks.device.type, (ranks.world,), mesh_dim_names=("shards",))
 
 
 @torch.no_grad()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from pathlib import Path
 from typing import Any, Literal
@@ -29,7 +28,7 @@ from ..engine import COMPUTE, Feed, Parameters
 from ..ranks import Ranks
 from ..shards import fill, make_mesh, materialise, shard_model
 from .attention import RECORDED, Attention, Kind, choose, special_scores
-from .engine import HFEngine, HFJob
+from .engine import HFEngine, HFJob, seed_of
 from .in_place import work_in_place
 from .network import Network, add_lora, cast_within, drops_out, freeze_in_fp8, prepare_blocks, share_experts, skeleton
 from .optimizer import AdamW, States
@@ -109,8 +108,8 @@ def build_hf(
         work_in_place(blocks[:again])
     counts = _count(model)
     _set_dtypes(model, trained=torch.float32 if master or lora is not None else compute, frozen=compute)
-    sharded = make_mesh(ranks, shard)
-    if sharded.mesh is None:
+    mesh = make_mesh(ranks, shard)
+    if mesh is None:
         cast_within([*blocks, *_norms(model)], compute)  # else FSDP2 does it
     prepare_blocks(blocks, recompute=again, compile=compile, random=drops_out(model), keep_attention=keep_attention)
     if compile:
@@ -118,22 +117,20 @@ def build_hf(
             norm.forward = torch.compile(norm.forward, dynamic=False)
     attends = _attention(model, attention, ranks.device, compute, exact, recorded)
     network = Network(model, attends, compute, few_extents=recorded)
-    if sharded.mesh is not None:
+    if mesh is not None:
         reduce = torch.float32 if master or lora is not None else compute
-        shard_model(network, blocks, sharded.mesh, shard=shard, compute=compute, reduce=reduce)
+        shard_model(network, blocks, mesh, shard=shard, compute=compute, reduce=reduce)
     materialise(network, ranks.device)
     fill_weights(model, ranks.device, seed, folder, new)
     optimizer = AdamW(
         {name: p for name, p in model.named_parameters() if p.requires_grad},
         states="bf16" if states == "fp32" and not master and lora is None else states,
-        group=sharded.group,
+        group=None if mesh is None else mesh.get_group(),
         compiled=compile and ranks.device.type == "cuda",
         kept=recorded,
     )
     keep_gathered = shard == "optimizer" and ranks.world > 1
-    return HFJob(
-        network, optimizer, counts, ranks, sharded=sharded.group is not None, keep_gathered=keep_gathered, recorded=recorded
-    )
+    return HFJob(network, optimizer, counts, ranks, sharded=mesh is not None, keep_gathered=keep_gathered, recorded=recorded)
 
 
 FULL_RATE, ADAPTER_RATE = 1e-5, 2e-4
@@ -322,7 +319,7 @@ def initialise(model: PreTrainedModel, device: torch.device, seed: int) -> None:
             if (not own and not module._buffers) or f".{ROWS_NAME}" in name:
                 continue  # the rows of new tokens come with their table
             done.update(id(p) for p in own.values())
-            torch.manual_seed(_seed(seed, name.replace(".base_layer", "")))  # with an adapter or without
+            torch.manual_seed(seed_of(seed, name.replace(".base_layer", "")))  # with an adapter or without
             whole = _whole(module, device)
             if ".lora_" in name:
                 _initialise_adapter(name, whole)
@@ -341,16 +338,12 @@ def _draw_experts(module: FP8Experts, name: str, seed: int, spread: float) -> No
         weights = module.weights(key)
         parts, rows, columns = weights.codes.shape[1:]
         for place, expert in enumerate(module.shared_experts.own):
-            torch.manual_seed(_seed(seed, f"{name}.{key}.{expert}"))
+            torch.manual_seed(seed_of(seed, f"{name}.{key}.{expert}"))
             drawn = torch.empty(parts, rows, columns, device=weights.codes.device).normal_(std=spread)
             for part in range(parts):
                 codes, scale = encode_blocks(drawn[part], weights.block)
                 weights.codes[place, part].copy_(codes.view(weights.codes.dtype))
                 weights.scale[place, part].copy_(scale)
-
-
-def _seed(seed: int, name: str) -> int:
-    return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()) >> 1
 
 
 def _whole(module: nn.Module, device: torch.device) -> nn.Module:

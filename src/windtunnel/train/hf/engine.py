@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -20,7 +19,20 @@ from windtunnel.evaluate import Validation, validation_loss
 from windtunnel.model import CudaRecorder, Replay
 from windtunnel.recipe import Layout, Schedule
 
-from ..engine import EngineState, Feed, Mark, Moment, Parameters, Pending, adopt, nothing, row_offset
+from ..engine import (
+    EngineState,
+    Feed,
+    Mark,
+    Moment,
+    Parameters,
+    Pending,
+    adopt,
+    keep_objects,
+    nothing,
+    row_offset,
+    step_batches,
+    unmarked,
+)
 from ..ranks import Ranks
 from ..schedule import learning_rate_scale
 from ..shards import reshard, sum_gradients
@@ -87,7 +99,7 @@ class HFJob:
         """
         if mark is not None:
             self._run = Replay()
-        tell = mark or _ignore
+        tell = mark or unmarked
         unit = 2.0 ** -math.ceil(math.log2(batch_tokens))
         sums = self._sums.zero_()
         for batch, last in _with_last(batches):
@@ -191,13 +203,12 @@ class HFEngine:
         self.parameters = job.parameters
         self.before_update: Callable[[], None] = nothing
         self._ranks, self._rate, self._seed, self._weights = ranks, rate, seed, weights
-        gc.collect()
-        gc.freeze()  # the collector need not look at long-lived objects again and stall a step
+        keep_objects()
 
     def step(self, step: int, progress: float, since: Pending | None = None, mark: Mark | None = None) -> Pending:
         """Take one step; see `Engine.step`."""
         began = Moment(self._ranks.device)
-        sums = self.update(self._batches(), step, progress, mark)
+        sums = self.update(step_batches(self.feed.batches), step, progress, mark)
         return Pending(step, sums, began, since)
 
     def update(self, batches: Iterable[Batch], step: int, progress: float, mark: Mark | None = None, part: int = 0) -> Tensor:
@@ -210,13 +221,9 @@ class HFEngine:
             mark: told each phase; see `HFJob.step`.
             part: of the step, counted from 0, where it has several updates.
         """
-        torch.manual_seed(_draws(self._seed, step, self._ranks.rank, part))
+        torch.manual_seed(seed_of(self._seed, step, self._ranks.rank, *([part] if part else [])))
         rate = self._rate * learning_rate_scale(self.schedule, step - 1, progress)
         return self.job.step(batches, self.layout.batch_tokens, rate, mark, self.before_update)
-
-    def _batches(self) -> Iterator[Batch]:
-        for _ in range(self.feed.batches.accumulation):
-            yield self.feed.batches.next_batch()
 
     def validate(self) -> Validation:
         """Score the held-out micro-batches, without dropout."""
@@ -289,10 +296,10 @@ class _Scorer:
         return losses
 
 
-def _draws(seed: int, step: int, rank: int, part: int) -> int:
-    """Return the seed of a step's random numbers."""
-    name = f"{seed}/{step}/{rank}" + (f"/{part}" if part else "")
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest()) >> 1
+def seed_of(*parts: object) -> int:
+    """Return the seed of random numbers that belong to these parts, and to nothing else, whatever was drawn before."""
+    name = "/".join(map(str, parts))
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest()) >> 1  # PyTorch takes 63 bits
 
 
 def _with_last(batches: Iterable[Iterable[Tensor]]) -> Iterator[tuple[Iterable[Tensor], bool]]:
@@ -306,7 +313,3 @@ def _with_last(batches: Iterable[Iterable[Tensor]]) -> Iterator[tuple[Iterable[T
         yield current, False
         current = following
     yield current, True
-
-
-def _ignore(phase: str) -> None:
-    """Listen to no phase."""
