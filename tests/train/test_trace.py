@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from windtunnel.recipe import load_recipe
-from windtunnel.train.trace_depth import Depths, choose_depths, cut
+from windtunnel.train.trace import Depths, choose_depths, cut
 
 pytestmark = pytest.mark.end_to_end
 

@@ -65,9 +65,9 @@ class MemoryLedger(TorchDispatchMode):
         """Let compiled functions run as they are; what they do is counted."""
         return True
 
-    def begin(self, phase: str) -> None:
-        """Begin a phase, to which what follows belongs; one that comes again goes on."""
-        self._phase = phase
+    def begin(self, phase: str, kind: str | None = None) -> None:
+        """Begin a phase, to which what follows belongs; one that comes again goes on. kind: of new memory from now on."""
+        self._phase, self.kind = phase, kind or self.kind
         self._note()
 
     @contextmanager
@@ -121,14 +121,18 @@ class MemoryLedger(TorchDispatchMode):
         return result
 
     def _add(self, storage: torch.UntypedStorage, kind: str) -> None:
+        # A resize gives the storage another span, and its death must end that one: the callback looks here.
+        holder = [self._span(storage, kind)]
+        self._at[storage] = (holder[0], weakref.ref(storage, lambda _: self._end(holder[0])), holder)
+        self._note()
+
+    def _span(self, storage: torch.UntypedStorage, kind: str) -> Span:
+        """Begin the life of a storage's memory."""
         self._clock += 1
         span = Span(_rounded(storage.nbytes()), kind, self._clock)
         self._spans.append(span)
-        # A resize gives the storage another span, and its death must end that one: the callback looks here.
-        holder = [span]
-        self._at[storage] = (span, weakref.ref(storage, lambda _: self._end(holder[0])), holder)
         self._total += span.size
-        self._note()
+        return span
 
     def _end(self, span: Span) -> None:
         self._clock += 1
@@ -149,11 +153,8 @@ class MemoryLedger(TorchDispatchMode):
             if found is not None and found[0].size != _rounded(storage.nbytes()):
                 span, reference, holder = found
                 self._end(span)
-                self._clock += 1
-                holder[0] = Span(_rounded(storage.nbytes()), span.kind, self._clock)
-                self._spans.append(holder[0])
+                holder[0] = self._span(storage, span.kind)
                 self._at[storage] = (holder[0], reference, holder)
-                self._total += holder[0].size
                 self._note()
             return result
 

@@ -71,11 +71,6 @@ def partitioned_compile() -> Iterator[None]:
         yield
 
 
-def patched(target: Any, name: str, value: Any) -> contextlib.AbstractContextManager[Any]:
-    """Give an attribute, which must exist, this value meanwhile."""
-    return mock.patch.object(target, name, value)
-
-
 def outside_fake(function: Any) -> Any:
     """Return the function as one that runs on real tensors also where a fake mode is on."""
 

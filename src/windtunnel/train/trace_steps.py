@@ -7,6 +7,7 @@ import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ from .groups import BufferGroup, MatrixGroup
 from .optimizer import MuonAdamW
 from .ranks import Ranks
 from .trace_ledger import MemoryLedger, Peak
-from .trace_standins import like_a_gpu, outside_fake, partitioned_compile, patched
+from .trace_standins import like_a_gpu, outside_fake, partitioned_compile
 from .trace_watch import OPTIMIZER, watch_blocks, watch_sharding, watch_supervision
 from .trial import TRIAL_PROGRESS
 
@@ -52,7 +53,7 @@ def trace_gpt(recipe: Recipe, layout: Layout, vocab: int) -> list[Peak]:
     with contextlib.ExitStack() as stack:
         ranks = stack.enter_context(fake_ranks(layout.ranks))
         stack.enter_context(like_a_gpu() if cuda else partitioned_compile())
-        stack.enter_context(patched(gpt, "build_model", _build_gpt))
+        stack.enter_context(mock.patch.object(gpt, "build_model", _build_gpt))
         stack.enter_context(FakeTensorMode())
         # On a GPU the blocks are fused kernels of their own, and only the optimizer is compiled.
         # Nothing can be recorded without a GPU: what a recording holds beside the passes is the plan's word alone.
@@ -119,10 +120,10 @@ def trace_hf(recipe: Recipe, layout: Layout, spread: dict[str, Any], config: dic
             stack.enter_context(like_a_gpu())
         # The mesh is a table of ranks that is read; modules on 'meta' are changed in place, which fake tensors cannot be.
         for name in ("make_mesh", "skeleton", "add_lora", "freeze_in_fp8"):
-            stack.enter_context(patched(build, name, outside_fake(getattr(build, name))))
-        stack.enter_context(patched(build, "_set_dtypes", _then_fake(outside_fake(build._set_dtypes))))
+            stack.enter_context(mock.patch.object(build, name, outside_fake(getattr(build, name))))
+        stack.enter_context(mock.patch.object(build, "_set_dtypes", _then_fake(outside_fake(build._set_dtypes))))
         # The update is one kernel that needs no memory.
-        stack.enter_context(patched(optimizer, "_update", lambda *_: None))
+        stack.enter_context(mock.patch.object(optimizer, "_update", _no_update))
         stack.enter_context(FakeTensorMode())
         made = build_hf(
             config, lora=model.adapter, weights=model.weights, master=stage.master, states=stage.states,
@@ -145,6 +146,10 @@ def trace_hf(recipe: Recipe, layout: Layout, spread: dict[str, Any], config: dic
 
         made.step((batches.next_batch() for _ in range(batches.accumulation)), layout.batch_tokens, 0.0, mark)
         return ledger.peaks()
+
+
+def _no_update(*_: object) -> None:
+    """Do nothing; not a mock, which would keep what it is called with."""
 
 
 def _then_fake(set_dtypes: Callable[..., None]) -> Callable[..., None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -13,7 +14,6 @@ from torch.utils._pytree import tree_iter
 from windtunnel.model import RecursiveGPT
 
 from .trace_ledger import MemoryLedger
-from .trace_standins import patched
 
 EMBEDDING, LOSS, HEAD, ROOT, OPTIMIZER = (
     "forward, embedding", "loss", "backward, head", "backward, embedding", "optimizer",
@@ -38,13 +38,8 @@ def watch_blocks(ledger: MemoryLedger, root: nn.Module, blocks: Sequence[tuple[n
         root: called with a micro-batch.
         blocks: of each the module called first and the one called last.
     """
-
-    def enter(phase: str, kind: str) -> None:
-        ledger.begin(phase)
-        ledger.kind = kind
-
-    root.register_forward_pre_hook(lambda *_: enter(EMBEDDING, "activations"), prepend=True)
-    root.register_forward_hook(lambda *_: enter(HEAD, "temporaries"))
+    root.register_forward_pre_hook(lambda *_: ledger.begin(EMBEDDING, "activations"), prepend=True)
+    root.register_forward_hook(lambda *_: ledger.begin(HEAD, "temporaries"))
     for i, (first, last) in enumerate(blocks):
         before, after = forward_phase(i), LOSS if i == len(blocks) - 1 else None
         first.register_forward_pre_hook(
@@ -64,8 +59,7 @@ def _before(ledger: MemoryLedger, block: int, phase: str, inputs: Any) -> None:
 def _after(ledger: MemoryLedger, block: int, phase: str | None, output: Any) -> None:
     _when_gradient(ledger, output, backward_phase(block))
     if phase is not None:
-        ledger.begin(phase)
-        ledger.kind = "loss"
+        ledger.begin(phase, "loss")
 
 
 def _when_gradient(ledger: MemoryLedger, tensors: Any, phase: str) -> None:
@@ -82,29 +76,25 @@ def watch_supervision(ledger: MemoryLedger, model: RecursiveGPT) -> Iterator[Non
     read, advance, answer, backward = model.read, model.advance, model.answer, Tensor.backward
     number = 0
 
-    def enter(phase: str, kind: str) -> None:
-        ledger.begin(phase)
-        ledger.kind = kind
-
     def reading(*args: Any) -> Any:
         nonlocal number
-        enter(EMBEDDING, "activations")
+        ledger.begin(EMBEDDING, "activations")
         number = 0
         return read(*args)
 
     def advancing(*args: Any) -> Any:
         nonlocal number
         number += 1
-        enter(f"forward, supervision step {number}", "activations")
+        ledger.begin(f"forward, supervision step {number}", "activations")
         return advance(*args)
 
     def answering(*args: Any) -> Any:
         answered = answer(*args)
-        enter(f"loss, supervision step {number}", "loss")
+        ledger.begin(f"loss, supervision step {number}", "loss")
         return answered
 
     def going_back(loss: Tensor, *args: Any, **keywords: Any) -> Any:
-        enter(f"backward, from supervision step {number}", "temporaries")
+        ledger.begin(f"backward, from supervision step {number}", "temporaries")
         return backward(loss, *args, **keywords)
 
     with contextlib.ExitStack() as stack:
@@ -112,7 +102,7 @@ def watch_supervision(ledger: MemoryLedger, model: RecursiveGPT) -> Iterator[Non
             (model, "read", reading), (model, "advance", advancing), (model, "answer", answering),
             (Tensor, "backward", going_back),
         ):  # fmt: skip
-            stack.enter_context(patched(target, name, stand_in))
+            stack.enter_context(mock.patch.object(target, name, stand_in))
         yield
 
 
@@ -153,5 +143,5 @@ def watch_sharding(ledger: MemoryLedger, network: nn.Module) -> Iterator[None]:
             if parameter.requires_grad and not isinstance(parameter, DTensor):  # one rank shards nothing
                 stack.callback(parameter.register_post_accumulate_grad_hook(accumulated).remove)
         for name, stand_in in (("unshard", gathering), ("wait_for_unshard", gathered), ("post_backward", reducing)):
-            stack.enter_context(patched(FSDPParamGroup, name, stand_in))
+            stack.enter_context(mock.patch.object(FSDPParamGroup, name, stand_in))
         yield
