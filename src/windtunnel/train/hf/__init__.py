@@ -1,10 +1,20 @@
 """Hugging Face causal language models: built, trained and exported, on one GPU or sharded by FSDP2."""
 
-from .adapters import adapter_settings, adapter_tensors
 from .build import build_hf, build_hf_engine
 from .engine import HFEngine, HFJob
 from .loss import ObjectiveBatch, TokenObjective, linear_cross_entropy
-from .weights import hub_buckets, hub_config, hub_weights, load_weights, plain_model, whole_tensor, whole_weights, write_plain
+from .weights import (
+    adapter_settings,
+    adapter_tensors,
+    hub_buckets,
+    hub_config,
+    hub_weights,
+    load_weights,
+    plain_model,
+    whole_tensor,
+    whole_weights,
+    write_plain,
+)
 
 __all__ = [
     "HFEngine",

@@ -1,4 +1,4 @@
-"""A job's weights from and to Hugging Face's files, under the names that files have.
+"""A job's weights from and to Hugging Face's files, or its adapters to peft's, under the names that files have.
 
 Read, one parameter exists whole at a time; written, one block, gathered from the ranks and adapters merged.
 """
@@ -25,6 +25,7 @@ from windtunnel.model import (
     blocks_of,
     encode_fp8,
     from_hub,
+    holds_experts,
     merge_adapter,
     to_hub,
     token_tables,
@@ -37,6 +38,7 @@ from .network import is_adapter
 from .token_rows import TokenRows, rows_beside
 
 Named = list[tuple[str, nn.Module]]
+PEFT = "base_model.model."  # before every name in peft's files
 BASE = ".base_layer"  # what peft calls the layer that an adapter stands beside
 
 
@@ -172,9 +174,12 @@ def _own(
     full = {key: tensor.to(device, dtype, copy=True) for key, tensor in held.items()}
     if (rows := TokenRows.of(module)) is not None and "weight" in full:
         full["weight"][rows.first : rows.end] = whole_tensor(rows.rows).to(device, dtype)
+    return full | {key: buffer.to(device, copy=True) for key, buffer in _saved_buffers(module).items()}
+
+
+def _saved_buffers(module: nn.Module) -> dict[str, Tensor]:
     saved = module._buffers.keys() - module._non_persistent_buffers_set
-    buffers = {key: buffer for key in saved if (buffer := module._buffers[key]) is not None}
-    return full | {key: buffer.to(device, copy=True) for key, buffer in buffers.items()}
+    return {key: buffer for key in saved if (buffer := module._buffers[key]) is not None}
 
 
 def _all_experts(module: FP8Experts, key: str) -> Tensor:
@@ -200,6 +205,52 @@ def whole_tensor(tensor: Tensor) -> Tensor:
     """Return a parameter's value without its gradient, gathered where ranks hold parts of it: then all call it together."""
     value = tensor.detach()
     return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+# Adapters by themselves, as peft's files have them: for whoever holds the frozen weights already
+
+
+@torch.no_grad()
+def adapter_tensors(job: HFJob, dtype: torch.dtype, device: torch.device | str) -> dict[str, Tensor]:
+    """Return every adapter's two matrices by their names in peft's files, whole, as copies; all ranks call it together."""
+    job.reshard()
+    found = {}
+    for name, module in _adapted(job):
+        for side in ("lora_A", "lora_B"):
+            matrix = whole_tensor(getattr(module, side)["default"].weight)
+            found[f"{PEFT}{name}.{side}.weight"] = matrix.to(device, dtype, copy=True)
+    return found
+
+
+def adapter_settings(job: HFJob) -> dict[str, Any]:
+    """Return the adapter_config.json that belongs to them.
+
+    Raises:
+        UserError: the job has no adapters, or trains more than linear layers' own: new tokens, or layers beside experts.
+    """
+    adapted = _adapted(job)
+    model = job.network.model
+    more = any(TokenRows.of(module) is not None or holds_experts(module) for module in model.modules())
+    if not adapted or more:
+        why = "trains rows of new tokens, or has experts" if adapted else "has no adapter"
+        raise UserError(
+            f"stages.rl.engine_adapter: apart is for adapters of linear layers alone, and this model {why}",
+            "--set stages.rl.engine_adapter=merged",
+        )
+    _, first = adapted[0]
+    targets = sorted({name.rsplit(".", 1)[-1] for name, _ in adapted})
+    rank = first.r["default"]
+    return {
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": first.scaling["default"] * rank,
+        "target_modules": targets, "bias": "none", "lora_dropout": 0.0, "inference_mode": True,
+    }  # fmt: skip
+
+
+def _adapted(job: HFJob) -> list[tuple[str, Any]]:
+    return [(name, module) for name, module in job.network.model.named_modules() if hasattr(module, "lora_A")]
+
+
+# From files
 
 
 @torch.no_grad()
@@ -270,8 +321,7 @@ def _places(model: PreTrainedModel) -> dict[str, _Place]:
             continue
         frozen = FrozenFP8.of(module)
         held: dict[str, Tensor] = {key: p for key, p in module._parameters.items() if p is not None}
-        saved = module._buffers.keys() - module._non_persistent_buffers_set
-        held |= {key: b for key in saved if (b := module._buffers[key]) is not None}
+        held |= _saved_buffers(module)
         shapes = {key: tuple(tensor.shape) for key, tensor in held.items()}
         if frozen is not None:
             for key, shape in frozen.shapes.items():
