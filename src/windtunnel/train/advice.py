@@ -44,6 +44,7 @@ def settings_of(recipe: Recipe) -> Settings:
 def band_advice(settings: Settings) -> dict[str, str]:
     """Return what to do about each band, by the band's name: advice.json, whose {parts} depend on the recipe."""
     texts: dict[str, str] = json.loads((resources.files(__package__) / "advice.json").read_text(encoding="utf-8"))
+    refine = more_refinement(settings)
     parts = {
         "gentler": _go_back("Or ", settings),
         "after_nan": _go_back("If losses become NaN, ", settings),
@@ -51,7 +52,7 @@ def band_advice(settings: Settings) -> dict[str, str]:
         "all_alike": " trm.preset=honest weighs all steps alike." if settings.preset != "honest" else "",
         "spoils": "The loss rewards a worse first step, so that refinement" if _incentives(settings) else "Refinement then",
         "no_incentive": _no_incentive(settings),
-        "refine": _capital(more_refinement(settings)),
+        "refine": refine[:1].upper() + refine[1:],
         "buys": "" if settings.preset == "extreme" else ", and extreme buys it by spoiling the first step",
     }
     return {band: text.format(**parts) for band, text in texts.items()}
@@ -115,7 +116,3 @@ def _no_incentive(settings: Settings) -> str:
         return ""
     preset = " (trm.preset=honest)" if settings.preset != "honest" else ""
     return f" {' and '.join(off)}{preset} {'take' if len(off) > 1 else 'takes'} the incentive away."
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

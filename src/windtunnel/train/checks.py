@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.check import Check, CheckFailed, Context, Evidence, Findings, Say, one_thread
-from windtunnel.recipe import Gates, Recipe, Schedule, stage_gates
+from windtunnel.recipe import Gates, Recipe, stage_gates
 
 if TYPE_CHECKING:
     from windtunnel.model import GPT
@@ -70,10 +70,12 @@ def _one_group_each(gpt: GPT, grouped: list[str]) -> None:
 
 def schedule(context: Context, say: Say) -> Evidence:
     """Follow the learning rate over the planned steps: does it reach its peak, and does it come down?"""
+    from windtunnel.train import learning_rate_scale
+
     plan, given, found = context.plan(), context.recipe.pretrain.schedule, Findings()
     steps = max(1, plan.steps)
-    shares = [_scale(given, step, step / steps) for step in range(0, steps, max(1, steps // 2000))]
-    peak, last = max(shares), _scale(given, steps, 1.0)
+    shares = [learning_rate_scale(given, step, step / steps) for step in range(0, steps, max(1, steps // 2000))]
+    peak, last = max(shares), learning_rate_scale(given, steps, 1.0)
     if peak < LEAST_PEAK:
         what = f"over {steps:,} steps the learning rate never passes {peak:.0%} of its peak: warm-up and warm-down meet"
         found.problem(what, "lower stages.pretrain.schedule.warmup_steps or warmdown", shows="end")
@@ -81,12 +83,6 @@ def schedule(context: Context, say: Say) -> Evidence:
         found.warn(f"the learning rate ends at {last:.0%} of its peak: the last loss will be higher than it need be")
     text = f"over {steps:,} steps: {given.warmup_steps} of warm-up to {peak:.0%} of the peak, down to {last:.0%} at the end"
     return found.evidence(text, {"steps": steps, "peak": peak, "last": last})
-
-
-def _scale(schedule: Schedule, step: int, progress: float) -> float:
-    from windtunnel.train import learning_rate_scale
-
-    return float(learning_rate_scale(schedule, step, progress))
 
 
 def _has_schedule(context: Context) -> bool:

@@ -23,6 +23,7 @@ LOSSES_SHOWN = 400
 SHOWN = ("loss", "tokens_per_second", "gradient_norm", "memory_gib", "gpu_utilisation", "dollars_forecast")
 SHOW_SECONDS = 1.0
 """Between two looks at what is going on beside steps, which show themselves."""
+SAMPLE_SECONDS = 1.0
 TRAINING = "training"
 
 
@@ -270,8 +271,8 @@ def in_order(losses: tuple[float, ...]) -> bool:
 class GpuMonitor:
     """Samples the utilisation of this process's GPUs through NVML once a second. Silent without NVML or GPUs."""
 
-    def __init__(self, devices: int, period: float = 1.0) -> None:
-        self._devices, self._period = devices, period
+    def __init__(self, devices: int) -> None:
+        self._devices = devices
         self._samples: list[float] = []
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -296,7 +297,7 @@ class GpuMonitor:
 
             pynvml.nvmlInit()
             handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(self._devices)]
-            while not self._stop.wait(self._period):
+            while not self._stop.wait(SAMPLE_SECONDS):
                 values = [float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu) for handle in handles]
                 with self._lock:
                     # Bounded, as nobody takes samples while a long step or a save is under way.
