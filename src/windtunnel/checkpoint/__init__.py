@@ -18,21 +18,9 @@ from .export import (
     write_export,
     write_shards,
 )
-from .folder import (
-    MODEL,
-    OPTIMIZER,
-    Checkpoint,
-    CheckpointStore,
-    Chosen,
-    DamagedCheckpoint,
-    NoGoodCheckpoint,
-    Which,
-    Written,
-    checksum,
-    choose_checkpoint,
-    read_checkpoint,
-)
+from .folder import MODEL, OPTIMIZER, Checkpoint, DamagedCheckpoint, Written, checksum, read_checkpoint
 from .retention import Retained, apply_retention, make_room
+from .store import CheckpointStore, Chosen, NoGoodCheckpoint, Which, choose_checkpoint
 
 if TYPE_CHECKING:
     from .saver import DiskFull, Facts, Group, Saved, Saver, SpoiledWeights, save_now

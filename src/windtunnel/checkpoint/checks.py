@@ -8,7 +8,7 @@ from windtunnel.check import Check, Context, Evidence, Findings, Say
 from windtunnel.recipe import Recipe, UserError
 from windtunnel.run import RunFolder, is_live, load_spent
 
-from .folder import CheckpointStore
+from .store import CheckpointStore
 
 
 def _resume(context: Context, say: Say) -> Evidence:

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 from windtunnel.files import fsync_folder, give_usual_permissions
 from windtunnel.recipe import UserError
 
-from .folder import DamagedCheckpoint, Which, Written, checksum, choose_checkpoint, differing_file
+from .folder import DamagedCheckpoint, Written, checksum, differing_file
+from .store import Which, choose_checkpoint
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,16 +16,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.distributed as dist
 
 from windtunnel.files import fsync_folder, write_atomic
 from windtunnel.recipe import UserError
 
-from .folder import Checkpoint, CheckpointStore, Written, checksum, write_manifest
-from .moved import retry_once_back
+from .folder import Checkpoint, Written, checksum, write_manifest
 from .staging import Staging
+from .store import CheckpointStore
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
@@ -36,6 +36,11 @@ if TYPE_CHECKING:
 OVERHEAD_BYTES = 4096
 """What DCP writes beside the numbers of a box, at most."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
+WAIT_SECONDS = 30.0
+"""For a run's folder that was moved, or a link to it, to come back to the old place: `mv` to another disk takes long."""
+
+T = TypeVar("T")
 
 
 class DiskFull(UserError):
@@ -262,3 +267,24 @@ def plan_part(store: CheckpointStore, group: Group, planner: SavePlanner) -> Pla
 
 def _note(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank:05d}.json"
+
+
+def retry_once_back(attempt: Callable[[], T], folder: Path) -> T:
+    """Return what an attempt returns; one that failed because the folder was gone is made once more when it is back.
+
+    Args:
+        attempt: writes into the folder, and may be made twice.
+        folder: that may be moved, and linked to from its old place, in the meantime.
+
+    Raises:
+        OSError: both attempts failed, or the first one for another reason.
+    """
+    try:
+        return attempt()
+    except OSError as error:
+        if error.errno not in _GONE:
+            raise
+        until = time.monotonic() + WAIT_SECONDS
+        while not folder.is_dir() and time.monotonic() < until:
+            time.sleep(0.05)
+        return attempt()

@@ -17,7 +17,8 @@ from pathlib import Path
 from windtunnel.files import fsync_folder
 from windtunnel.recipe import Checkpoints
 
-from .folder import OPTIMIZER, Checkpoint, CheckpointStore, write_manifest
+from .folder import OPTIMIZER, Checkpoint, write_manifest
+from .store import CheckpointStore
 
 
 @dataclass(frozen=True)

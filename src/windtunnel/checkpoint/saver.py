@@ -26,12 +26,12 @@ from torch import Tensor
 
 from windtunnel.recipe import Checkpoints, UserError
 
-from .folder import MODEL, CheckpointStore, checksum
-from .moved import retry_once_back
-from .one_save import OVERHEAD_BYTES, DiskFull, Facts, Group, Job, Publication, SpoiledWeights, plan_part
+from .folder import MODEL, checksum
+from .one_save import OVERHEAD_BYTES, DiskFull, Facts, Group, Job, Publication, SpoiledWeights, plan_part, retry_once_back
 from .retention import apply_retention, make_room
 from .slices import Slice, Value
 from .staging import Staging
+from .store import CheckpointStore
 
 MARGIN = 1.05
 BEGIN_SECONDS = 10.0
