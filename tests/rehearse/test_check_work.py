@@ -253,7 +253,7 @@ def test_a_wrong_answer_in_the_corpus_is_named(tmp_path: Path, monkeypatch: pyte
 
 def test_every_known_model_has_a_small_one() -> None:
     from windtunnel.model import hf_shape, known_models
-    from windtunnel.model.hf_config import shape_from_config
+    from windtunnel.model.hf_blocks import shape_from_config
     from windtunnel.rehearse.scale import small_config
 
     for name in known_models():

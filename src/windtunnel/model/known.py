@@ -13,7 +13,8 @@ from typing import Any
 from windtunnel.recipe import MissingModel, UserError, find_model, is_folder_name, model_folder, near_folders
 
 from .hf import HFShape
-from .hf_config import read_config, shape_from_config
+from .hf_blocks import shape_from_config
+from .hf_config import read_config
 
 
 def known_models() -> list[str]:
