@@ -71,6 +71,22 @@ def _add_gradient(weights: Sequence[Tensor], product: Tensor) -> None:
         weight.grad += part  # type: ignore[operator]
 
 
+def _entering(x: Tensor, amax: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Quantise a product's input (..., I): as it is and transposed, both flat, and the factor that undoes the scaling."""
+    from .triton_fp8 import find_amax, quantise_both
+
+    flat = x.reshape(-1, x.size(-1))
+    return quantise_both(flat, find_amax(flat) if amax is None else amax, E4M3)
+
+
+def _returning(grad: Tensor, found: GradientAmax | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Quantise the gradient of a product's output likewise; where who computed it knows its largest magnitude, by that."""
+    from .triton_fp8 import find_amax, quantise_both
+
+    flat, amax = grad.reshape(-1, grad.size(-1)), found.take() if found is not None else None
+    return quantise_both(flat, find_amax(flat) if amax is None else amax, E5M2)
+
+
 def _held(quantised: Quantised | None, weights: Sequence[Tensor]) -> Quantised:
     """Return what is held of weights in fp8, or quantise them now."""
     return quantise_weights(weights) if quantised is None else quantised
@@ -82,16 +98,13 @@ class _Linear(torch.autograd.Function):
         ctx: Any, x: Tensor, amax: Tensor | None, quantised: Quantised | None, gate_weight: Tensor | None,
         gradient_amax: GradientAmax | None, *weights: Tensor,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        from .triton_fp8 import find_amax, quantise_both
-
-        flat = x.reshape(-1, x.size(-1))
-        rows, columns, inverse = quantise_both(flat, find_amax(flat) if amax is None else amax, E4M3)
+        rows, columns, inverse = _entering(x, amax)
         ctx.quantised, ctx.weights, ctx.gate_weight, ctx.gradient_amax = quantised, weights, gate_weight, gradient_amax
         small, first = None, None
         gate = x.new_empty(0)
         if gate_weight is not None:
             small = gate_weight.detach().to(x.dtype)
-            first = flat[:, : small.size(1)].contiguous()
+            first = x.reshape(-1, x.size(-1))[:, : small.size(1)].contiguous()
             gate = (first @ small.t()).view(*x.shape[:-1], -1)
         ctx.save_for_backward(columns, inverse, small, first)
         # Fast accumulation loses little in the forward pass; gradients keep full accumulation.
@@ -101,12 +114,8 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, dgate: Tensor) -> tuple[Tensor | None, ...]:
-        from .triton_fp8 import find_amax, quantise_both
-
         columns, inverse, small, first = ctx.saved_tensors
-        flat = grad.reshape(-1, grad.size(-1))
-        amax = ctx.gradient_amax.take() if ctx.gradient_amax is not None else None
-        g_rows, g_columns, g_inverse = quantise_both(flat, find_amax(flat) if amax is None else amax, E5M2)
+        g_rows, g_columns, g_inverse = _returning(grad, ctx.gradient_amax)
         _add_gradient(ctx.weights, _multiply(g_columns, columns, g_inverse, inverse, fast=False))
         held = _held(ctx.quantised, ctx.weights)
         dx = _multiply(g_rows, held.columns, g_inverse, held.inverse, fast=False)
@@ -123,10 +132,9 @@ class _MLP(torch.autograd.Function):
         ctx: Any, x: Tensor, amax: Tensor | None, quantised_up: Quantised | None, quantised_down: Quantised | None,
         gradient_amax: GradientAmax | None, up: Tensor, down: Tensor,
     ) -> Tensor:  # fmt: skip
-        from .triton_fp8 import find_amax, quantise_both, quantise_relu_squared
+        from .triton_fp8 import find_amax, quantise_relu_squared
 
-        flat = x.reshape(-1, x.size(-1))
-        rows, columns, inverse = quantise_both(flat, find_amax(flat) if amax is None else amax, E4M3)
+        rows, columns, inverse = _entering(x, amax)
         held_up, held_down = _held(quantised_up, [up]), _held(quantised_down, [down])
         hidden = _multiply(rows, held_up.rows, inverse, held_up.inverse, fast=True)
         amax_hidden = find_amax(hidden, signed=True)
@@ -138,12 +146,10 @@ class _MLP(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        from .triton_fp8 import find_amax, quantise_both, quantise_relu_squared_backward
+        from .triton_fp8 import find_amax, quantise_relu_squared_backward
 
         columns, inverse, hidden, amax_hidden, y_inverse = ctx.saved_tensors
-        flat = grad.reshape(-1, grad.size(-1))
-        amax = ctx.gradient_amax.take() if ctx.gradient_amax is not None else None
-        g_rows, g_columns, g_inverse = quantise_both(flat, find_amax(flat) if amax is None else amax, E5M2)
+        g_rows, g_columns, g_inverse = _returning(grad, ctx.gradient_amax)
         held_up, held_down = _held(ctx.quantised_up, [ctx.up]), _held(ctx.quantised_down, [ctx.down])
         dy = _multiply(g_rows, held_down.columns, g_inverse, held_down.inverse, fast=False)
         # The one pass over `hidden` also gives relu^2 again, transposed: keeping it would cost a byte an element.
@@ -160,11 +166,9 @@ class _SwiGLU(torch.autograd.Function):
         ctx: Any, x: Tensor, amax: Tensor | None, quantised_both: Quantised | None, quantised_down: Quantised | None,
         gradient_amax: GradientAmax | None, up: Tensor, gate: Tensor, down: Tensor,
     ) -> Tensor:  # fmt: skip
-        from .triton_fp8 import find_amax, quantise_both
         from .triton_fp8_swiglu import quantise_swiglu, swiglu_largest
 
-        flat = x.reshape(-1, x.size(-1))
-        rows, columns, inverse = quantise_both(flat, find_amax(flat) if amax is None else amax, E4M3)
+        rows, columns, inverse = _entering(x, amax)
         held_both, held_down = _held(quantised_both, [up, gate]), _held(quantised_down, [down])
         both = _multiply(rows, held_both.rows, inverse, held_both.inverse, fast=True)
         largest = swiglu_largest(both)
@@ -176,14 +180,12 @@ class _SwiGLU(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        from .triton_fp8 import find_amax, quantise_both
+        from .triton_fp8 import find_amax
         from .triton_fp8_swiglu import quantise_swiglu_backward
 
         columns, inverse, both, largest, y_inverse = ctx.saved_tensors
         up, gate, down = ctx.weights
-        flat = grad.reshape(-1, grad.size(-1))
-        amax = ctx.gradient_amax.take() if ctx.gradient_amax is not None else None
-        g_rows, g_columns, g_inverse = quantise_both(flat, find_amax(flat) if amax is None else amax, E5M2)
+        g_rows, g_columns, g_inverse = _returning(grad, ctx.gradient_amax)
         held_both, held_down = _held(ctx.quantised_both, [up, gate]), _held(ctx.quantised_down, [down])
         dy = _multiply(g_rows, held_down.columns, g_inverse, held_down.inverse, fast=False)
         # As in `_MLP`, the product is made again, transposed, by the pass that its gradients need anyway.
@@ -250,13 +252,6 @@ def enable_gathered_fp8(model: GPT) -> None:
     """As `enable_fp8` for sharded weights: nothing of them is held in fp8, products quantise what was gathered for them."""
     for part in model.parts():
         part.fp8 |= {name: None for name, weights in part.products().items() if fits(weights)}
-
-
-def disable_fp8(model: GPT) -> None:
-    """Back to the compute dtype in training too."""
-    model.fp8 = False
-    for part in model.parts():
-        part.fp8.clear()
 
 
 def refresh_fp8(model: GPT) -> int:

@@ -34,10 +34,14 @@ class FrozenFP8:
         """Return the record of a module whose weights are frozen in fp8."""
         return getattr(module, "frozen_fp8", None)
 
+    @property
+    def held(self) -> set[str]:
+        """Return the names of what the module has in the weights' place."""
+        return {f"{name}{suffix}" for name in self.shapes for suffix in ("_fp8", "_scale")}
+
     def original_shapes(self, shapes: dict[str, torch.Size]) -> dict[str, torch.Size]:
-        """Shapes of a module's parameters as they were before."""
-        held = {f"{name}{suffix}" for name in self.shapes for suffix in ("_fp8", "_scale")}
-        return {key: shape for key, shape in shapes.items() if key not in held} | self.shapes
+        """Return the shapes of a module's parameters as they were before."""
+        return {key: shape for key, shape in shapes.items() if key not in self.held} | self.shapes
 
     def encode(self, full: dict[str, Tensor]) -> dict[str, Tensor]:
         """Turn a module's parameters as they were before into those it holds now."""
@@ -48,8 +52,7 @@ class FrozenFP8:
 
     def decode(self, held: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
         """Return the decoded weights in `dtype`, the other way round; in bf16 and wider they are exact."""
-        packed = {f"{name}{suffix}" for name in self.shapes for suffix in ("_fp8", "_scale")}
-        full = {key: tensor for key, tensor in held.items() if key not in packed}
+        full = {key: tensor for key, tensor in held.items() if key not in self.held}
         for name in self.shapes:
             full[name] = decode_fp8(held[f"{name}_fp8"], held[f"{name}_scale"], dtype)
         return full
