@@ -34,14 +34,7 @@ def open_weights(folder: Path) -> Readers:
     Raises:
         UserError: a file cannot be read, or the weights are quantised.
     """
-    try:
-        opened = [safe_open(path, framework="pt") for path in weight_files(folder)]
-        files: Readers = {name: partial(file.get_tensor, name) for file in opened for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise unreadable(folder, error) from None
-    if any(name.endswith(("_scale_inv", "_blocks", "_scales", ".qweight")) for name in files):
-        raise UserError(f"{folder}: its weights are quantised", "convert them to bf16 first: windtunnel convert")
-    return files
+    return {name: partial(file.get_tensor, name) for name, file in _opened(folder).items()}
 
 
 def open_heads(folder: Path) -> Readers:
@@ -50,9 +43,19 @@ def open_heads(folder: Path) -> Readers:
     def head(read: Callable[[], Any]) -> Tensor:
         return torch.empty(read().get_shape(), device="meta")
 
-    open_weights(folder)
-    opened = [safe_open(path, framework="pt") for path in weight_files(folder)]
-    return {name: partial(head, partial(file.get_slice, name)) for file in opened for name in file.keys()}  # noqa: SIM118
+    return {name: partial(head, partial(file.get_slice, name)) for name, file in _opened(folder).items()}
+
+
+def _opened(folder: Path) -> dict[str, Any]:
+    """Return the opened file of each tensor of a folder; see `open_weights`."""
+    try:
+        opened = [safe_open(path, framework="pt") for path in weight_files(folder)]
+        files = {name: file for file in opened for name in file.keys()}  # noqa: SIM118 - it is no mapping
+    except (OSError, SafetensorError) as error:
+        raise unreadable(folder, error) from None
+    if any(name.endswith(("_scale_inv", "_blocks", "_scales", ".qweight")) for name in files):
+        raise UserError(f"{folder}: its weights are quantised", "convert them to bf16 first: windtunnel convert")
+    return files
 
 
 def require_fit(config: Mapping[str, Any], folder: Path, heads: Readers) -> None:
