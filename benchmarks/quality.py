@@ -32,7 +32,7 @@ from typing import Any
 import torch
 
 from windtunnel.data import BatchLoader, ValidationBatches, prepare
-from windtunnel.model import build_gpt, derive, gpt_shape
+from windtunnel.model import build_model, derive, gpt_shape
 from windtunnel.recipe import load_recipe
 from windtunnel.train import MuonAdamW
 from windtunnel.train.schedule import scalars
@@ -84,7 +84,7 @@ class Side:
 def ours(recipe: Any, vocab: int, shapes: Shapes, seed: int) -> Side:
     """As `windtunnel train` does it."""
     compute = torch.bfloat16 if shapes.gpu else torch.float32
-    model = build_gpt(gpt_shape(recipe.model, vocab), device=shapes.device, compute=compute, seed=seed)
+    model = build_model(gpt_shape(recipe.model, vocab), device=shapes.device, compute=compute, seed=seed)
     rates, stage = derive(recipe, vocab), recipe.pretrain
     optimizer = MuonAdamW(model, rates, compiled=shapes.gpu)
 

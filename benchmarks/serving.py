@@ -72,12 +72,12 @@ def make_model(folder: Path, depth: int) -> int:
 
     from windtunnel.checkpoint import write_export
     from windtunnel.data import Characters
-    from windtunnel.model import build_gpt, gpt_shape
+    from windtunnel.model import build_model, gpt_shape
     from windtunnel.recipe import ARITHMETIC_ALPHABET, GPTModel
 
     tokenizer = Characters(ARITHMETIC_ALPHABET)
     shape = gpt_shape(GPTModel(depth=depth, sequence=2048), tokenizer.vocab)
-    model = build_gpt(shape, seed=1)
+    model = build_model(shape, seed=1)
     with torch.no_grad():
         for weight in model.parameters():
             if weight.ndim == 2:

@@ -26,7 +26,7 @@ def ours(depth: int, batch: int, precision: str, seed: int, recorded: bool = Fal
     import numpy as np
 
     from windtunnel.data import BatchLoader, TokenFile
-    from windtunnel.model import CudaRecorder, Replay, build_gpt, derive, gpt_shape
+    from windtunnel.model import CudaRecorder, Replay, build_model, derive, gpt_shape
     from windtunnel.model.fp8 import enable_fp8
     from windtunnel.recipe import load_recipe
     from windtunnel.train.gpt import PlainLoss, Work
@@ -34,7 +34,7 @@ def ours(depth: int, batch: int, precision: str, seed: int, recorded: bool = Fal
 
     recipe = load_recipe("charlm", [f"model.depth={depth}", f"model.sequence={SEQUENCE}"])
     device = torch.device("cuda")
-    model = build_gpt(gpt_shape(recipe.model, VOCAB), device=device, compute=torch.bfloat16, seed=seed)
+    model = build_model(gpt_shape(recipe.model, VOCAB), device=device, compute=torch.bfloat16, seed=seed)
     if precision == "fp8":
         enable_fp8(model)
     optimizer = MuonAdamW(model, derive(recipe, VOCAB), compiled=True)

@@ -48,14 +48,14 @@ def trained(tmp_path: Path) -> Path:
     """A run folder with two checkpoints of a small GPT, the first one better."""
     from windtunnel.checkpoint import CheckpointStore, Facts, save_now
     from windtunnel.data import load_tokenizer
-    from windtunnel.model import build_gpt, gpt_shape
+    from windtunnel.model import build_model, gpt_shape
     from windtunnel.recipe import scale_model
     from windtunnel.run import RunFolder
 
     with RunFolder.create(tmp_path / "runs", scale_model(load_recipe("charlm")), rig={"name": "here"}) as run:
         run.tokenizer_path.write_text(json.dumps({"kind": "character", "alphabet": run.recipe.data.tokenizer.alphabet}))
         shape = gpt_shape(run.recipe.model, load_tokenizer(run.tokenizer_path).vocab)
-        model = build_gpt(shape, device="cpu", seed=1)
+        model = build_model(shape, device="cpu", seed=1)
         store, beside = CheckpointStore(run.checkpoints_dir), [run.tokenizer_path]
         for step, loss in ((5, 1.0), (9, 2.0)):
             parts = {"model": {name: p.detach() + step for name, p in model.named_parameters()}}

@@ -10,7 +10,7 @@ import torch.multiprocessing as mp
 import torch.nn.functional as F
 
 from windtunnel.evaluate import validation_loss
-from windtunnel.model import GPT, build_gpt, gpt_shape
+from windtunnel.model import GPT, build_model, gpt_shape
 from windtunnel.recipe import GPTModel, UserError
 
 VOCAB, BOS = 11, 10
@@ -19,7 +19,7 @@ TOKEN_BYTES = np.array([1, 1, 2, 3, 4, 1, 1, 7, 1, 2, 0])
 
 def model() -> GPT:
     shape = gpt_shape(GPTModel(depth=2, aspect=16, head_dim=16, sequence=16), VOCAB)
-    built = build_gpt(shape, seed=1)
+    built = build_model(shape, seed=1)
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for weight in built.parameters():
@@ -67,7 +67,7 @@ def test_loss_and_bits_per_byte_equal_the_direct_computation() -> None:
 
 
 def test_uniform_model_over_bytes_has_log2_vocab_bits() -> None:
-    gpt = build_gpt(gpt_shape(GPTModel(depth=1, aspect=16, head_dim=16, sequence=16), 8), seed=0)
+    gpt = build_model(gpt_shape(GPTModel(depth=1, aspect=16, head_dim=16, sequence=16), 8), seed=0)
     torch.nn.init.zeros_(gpt.head.weight)
     y = torch.randint(0, 8, (2, 16))
     assert validation_loss(gpt, [(y, y)], np.ones(8), "cpu").bits_per_byte == pytest.approx(3.0, rel=1e-6)

@@ -18,7 +18,7 @@ from windtunnel.evaluate import evaluate_run, exact_match, samples, wilson
 from windtunnel.evaluate.loss import LossByStep, StepLoss
 from windtunnel.evaluate.report import prompts_of
 from windtunnel.generate import gpt_generator
-from windtunnel.model import GPT, build_gpt, build_model, gpt_shape, load_weights, recipe_shape, use_supervision
+from windtunnel.model import GPT, build_model, gpt_shape, load_weights, recipe_shape, use_supervision
 from windtunnel.recipe import Recipe, UserError
 from windtunnel.run import RunFolder
 from windtunnel.watch import write_run_page
@@ -206,7 +206,7 @@ def test_export_can_be_loaded_again(made: tuple[Path, Recipe, PreparedData], tmp
 def trained(problems: list[Problem], tokenizer: Characters, end: str = "L\n") -> GPT:
     """A model that has learnt these few documents by heart."""
     recipe = Recipe.model_validate(RECIPE)
-    model = build_gpt(gpt_shape(recipe.model, tokenizer.vocab), seed=0)
+    model = build_model(gpt_shape(recipe.model, tokenizer.vocab), seed=0)
     rows = [[tokenizer.bos, *tokenizer.encode(f"{p.prompt}{p.answer}{end}"), tokenizer.bos] for p in problems]
     longest = max(map(len, rows))
     x = torch.tensor([[*map(int, r), *[0] * (longest - len(r))] for r in rows])
@@ -234,7 +234,7 @@ def test_exact_match_counts_what_was_learnt() -> None:
 
 def test_samples_depend_on_the_seed_alone() -> None:
     recipe, tokenizer = Recipe.model_validate(RECIPE), Characters("0123456789+-HBL.\n")
-    model = build_gpt(gpt_shape(recipe.model, tokenizer.vocab), seed=0).eval()
+    model = build_model(gpt_shape(recipe.model, tokenizer.vocab), seed=0).eval()
     with closing(gpt_generator(model, tokenizer, slots=2)) as generator:
         one, same, other = (samples(generator, ["H", "H1"], 30, seed) for seed in (1, 1, 2))
         assert one == same != other

@@ -14,7 +14,7 @@ from waiting import HANG
 
 from windtunnel.data.bpe import train_bpe
 from windtunnel.generate import BatchedGenerator, GenerationFailed, GenerationJob, OwnText, QueueFull, TextStream, gpt_generator
-from windtunnel.model import build_gpt
+from windtunnel.model import build_model
 
 TEXT = OwnText(TOKENIZER)
 
@@ -254,7 +254,7 @@ def test_many_threads_submit_at_once() -> None:
 @pytest.mark.gpu
 def test_text_does_not_depend_on_what_runs_beside_on_a_gpu() -> None:
     shape = tiny_model(sequence=256).shape
-    model = build_gpt(shape, device="cuda", compute=torch.bfloat16)
+    model = build_model(shape, device="cuda", compute=torch.bfloat16)
     model.load_state_dict(tiny_model(sequence=256).state_dict())
     engine = gpt_generator(model, TOKENIZER, slots=8, queue=32)
     try:

@@ -12,7 +12,7 @@ from waiting import HANG
 
 from windtunnel.data import Characters
 from windtunnel.generate import BatchedGenerator, Generator, gpt_generator
-from windtunnel.model import GPT, build_gpt, gpt_shape
+from windtunnel.model import GPT, build_model, gpt_shape
 from windtunnel.recipe import ARITHMETIC_ALPHABET, GPTModel, Serve
 from windtunnel.serve import create_app
 
@@ -24,7 +24,7 @@ NAME = "tiny-run"
 def tiny_model(sequence: int = 128, avoid_bos: bool = True) -> GPT:
     """Random weights everywhere: greedy text then depends on the prompt and does not loop at once."""
     shape = gpt_shape(GPTModel(depth=2, aspect=16, head_dim=16, sequence=sequence, kv_heads=1), TOKENIZER.vocab)
-    model = build_gpt(shape, seed=1).eval()
+    model = build_model(shape, seed=1).eval()
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for weight in model.parameters():

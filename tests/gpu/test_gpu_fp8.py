@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from windtunnel.model import GPT, build_gpt, enable_fp8, gpt_shape
+from windtunnel.model import GPT, build_model, enable_fp8, gpt_shape
 from windtunnel.recipe import load_recipe
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -197,7 +197,7 @@ def test_fp8_learns_like_bf16(changes: list[str]) -> None:
     shape = gpt_shape(load_recipe("charlm", ["model.depth=4", "model.sequence=256", *changes]).model, 300)
     losses = []
     for fp8 in (False, True):
-        model = build_gpt(shape, device="cuda", compute=torch.bfloat16, seed=5)
+        model = build_model(shape, device="cuda", compute=torch.bfloat16, seed=5)
         if fp8:
             assert enable_fp8(model) >= 4 * 4
         losses.append(trained(model, 25))
@@ -229,7 +229,7 @@ def test_same_seed_gives_the_same_losses_bit_for_bit(precision: str) -> None:
     try:
         runs = []
         for _ in range(2):
-            model = build_gpt(shape, device="cuda", compute=torch.bfloat16, seed=5)
+            model = build_model(shape, device="cuda", compute=torch.bfloat16, seed=5)
             if precision == "fp8":
                 enable_fp8(model)
             runs.append(trained(model, 10))

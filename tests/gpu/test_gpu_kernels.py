@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from windtunnel.model import build_gpt, gpt_shape
+from windtunnel.model import build_model, gpt_shape
 from windtunnel.model.fused import fused_split_heads, split_heads
 from windtunnel.model.loss import capped_cross_entropy
 from windtunnel.model.tables import TokenOrder, add_rows_
@@ -77,12 +77,12 @@ def test_table_gradient_is_exact_and_the_same_every_time(rows: int) -> None:
 def test_compiled_model_matches_the_cpu() -> None:
     recipe = load_recipe("charlm", ["model.depth=4", "model.sequence=256"])
     shape = gpt_shape(recipe.model, 300)
-    plain = build_gpt(shape, seed=3)
+    plain = build_model(shape, seed=3)
     with torch.no_grad():
         for p in plain.parameters():
             if p.ndim == 2:
                 p.normal_(0, p.size(1) ** -0.5)
-    fast = build_gpt(shape, device="cuda", compute=torch.bfloat16)
+    fast = build_model(shape, device="cuda", compute=torch.bfloat16)
     fast.load_state_dict(plain.state_dict())
     fast.compile()
     idx = torch.randint(0, 300, (4, 257))

@@ -45,12 +45,13 @@ def test_adapters_are_as_large_as_peft_makes_them(
 ) -> None:
     shape, model = small_model(small_config(family, variant), tmp_path, "meta")
     before = sum(p.numel() for p in model.parameters())
-    adapter = peft.LoraConfig(r=4, target_modules=list(shape.lora_modules(targets)))
+    expected = {linear.module for block in shape.blocks for linear in block.linears if linear.adapted(targets)}
+    adapter = peft.LoraConfig(r=4, target_modules=list(expected))
     # The blocks alone: on a whole mixture of experts peft would turn the MLP's names into adapters on stacked experts.
     peft.inject_adapter_in_model(adapter, model.model.layers)
     assert sum(p.numel() for p in model.parameters()) - before == shape.lora_parameters(4, targets)
     adapted = {name.split(".lora_A")[0].split(".", 1)[1] for name, _ in model.model.layers.named_parameters() if "lora_A" in name}
-    assert adapted == set(shape.lora_modules(targets))
+    assert adapted == expected
     routed = {linear.module for block in shape.blocks for linear in block.linears if linear.part in ("experts", "router")}
     assert not adapted & routed
 

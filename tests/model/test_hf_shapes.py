@@ -186,8 +186,6 @@ def test_only_a_mixture_of_experts_leaves_parameters_out_of_a_token(family: str,
         left_out = 1 - shape.experts.per_token / shape.experts.count
         assert shape.parameters - shape.active_parameters == pytest.approx(shape.expert_parameters * left_out)
     assert shape.lora_parameters(8, "attention") <= shape.lora_parameters(8, "all")
-    assert set(shape.lora_modules("attention")) <= set(shape.lora_modules("all"))
-    assert all(module.startswith("self_attn.") for module in shape.lora_modules("attention"))
 
 
 @given(

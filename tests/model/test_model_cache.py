@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from windtunnel.model import GPT, GPTShape, KVCache, build_gpt, extend, gpt_shape
+from windtunnel.model import GPT, GPTShape, KVCache, build_model, extend, gpt_shape
 from windtunnel.recipe import GPTModel
 
 VOCAB = 29
@@ -29,7 +29,7 @@ def random_model(**changes: object) -> GPT:
         # gpt_shape's shortest window is 128 tokens; the windows here have to be shorter than the text.
         letters = shape_letters(shape, str(changes["window"]))
         shape = replace(shape, windows=tuple(7 if letter == "S" else 64 for letter in letters))
-    model = build_gpt(shape, seed=3).eval()
+    model = build_model(shape, seed=3).eval()
     generator = torch.Generator().manual_seed(11)
     with torch.no_grad():
         for name, weight in model.named_parameters():

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from random_models import random_weights, tokens
 
 from windtunnel.checkpoint import cast_tensors, write_export
-from windtunnel.model import GPT, GPTShape, build_gpt, gpt_shape, load_weights
+from windtunnel.model import GPT, GPTShape, build_model, gpt_shape, load_weights
 from windtunnel.model import loss as loss_module
 from windtunnel.model.attention import attend
 from windtunnel.model.fused import fused_split_heads, norm, relu_squared, split_heads
@@ -39,7 +39,7 @@ def shape_of(vocab: int = 29, **changes: object) -> GPTShape:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_parameters_are_as_many_as_the_arithmetic_says(variant: str) -> None:
     shape = shape_of(**VARIANTS[variant])
-    model = build_gpt(shape)
+    model = build_model(shape)
     assert sum(p.numel() for p in model.parameters()) == shape.parameters
     assert sum(p.numel() for n, p in model.named_parameters() if n.startswith("blocks.")) == shape.matrix_parameters
 
@@ -47,7 +47,7 @@ def test_parameters_are_as_many_as_the_arithmetic_says(variant: str) -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_gradients_are_the_slopes_of_the_loss(variant: str) -> None:
     shape = shape_of(**VARIANTS[variant])
-    model = random_weights(build_gpt(shape), torch.float64)
+    model = random_weights(build_model(shape), torch.float64)
     model.cos, model.sin = model.cos.double(), model.sin.double()
     x, y = tokens(shape, 2)
     model(x, y).backward()
@@ -71,12 +71,12 @@ def test_gradients_are_the_slopes_of_the_loss(variant: str) -> None:
 def test_first_loss_is_that_of_a_uniform_guess(variant: str) -> None:
     shape = shape_of(vocab=200, **VARIANTS[variant])
     x, y = tokens(shape, 4)
-    assert build_gpt(shape, seed=2)(x, y).item() == pytest.approx(math.log(200), abs=0.02)
+    assert build_model(shape, seed=2)(x, y).item() == pytest.approx(math.log(200), abs=0.02)
 
 
 def test_reductions_agree_and_equal_cross_entropy_of_the_logits() -> None:
     shape = shape_of()
-    model = random_weights(build_gpt(shape)).eval()
+    model = random_weights(build_model(shape)).eval()
     x, y = tokens(shape, 2)
     with torch.no_grad():
         logits = model(x)
@@ -218,7 +218,7 @@ def export(folder: Path, model: GPT, dtype: str = "fp32") -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_exported_weights_give_the_same_logits(variant: str, tmp_path: Path) -> None:
     shape = shape_of(**VARIANTS[variant])
-    model = random_weights(build_gpt(shape)).eval()
+    model = random_weights(build_model(shape)).eval()
     export(tmp_path, model)
     again = load_weights(tmp_path)
     x, _ = tokens(shape, 2)
@@ -233,7 +233,7 @@ def test_exported_weights_give_the_same_logits(variant: str, tmp_path: Path) -> 
 
 def test_damaged_exports_are_refused_by_name(tmp_path: Path) -> None:
     shape = shape_of()
-    model = build_gpt(shape)
+    model = build_model(shape)
     with pytest.raises(UserError, match="not an exported model"):
         load_weights(tmp_path / "nowhere")
     export(tmp_path, model)
@@ -251,7 +251,7 @@ def test_damaged_exports_are_refused_by_name(tmp_path: Path) -> None:
 
 def test_same_seed_same_weights() -> None:
     shape = shape_of()
-    first, second, other = build_gpt(shape, seed=1), build_gpt(shape, seed=1), build_gpt(shape, seed=2)
+    first, second, other = build_model(shape, seed=1), build_model(shape, seed=1), build_model(shape, seed=2)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
     assert not torch.equal(first.embedding.weight, other.embedding.weight)
 
@@ -259,7 +259,7 @@ def test_same_seed_same_weights() -> None:
 @pytest.mark.slow
 def test_compiled_on_the_cpu_gives_the_same_loss_and_gradients() -> None:
     shape = shape_of(depth=2)
-    plain, compiled = random_weights(build_gpt(shape)), random_weights(build_gpt(shape))
+    plain, compiled = random_weights(build_model(shape)), random_weights(build_model(shape))
     compiled.compile()
     x, y = tokens(shape, 2)
     for model in (plain, compiled):

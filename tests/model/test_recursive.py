@@ -9,7 +9,7 @@ from random_models import tokens
 from recursive_reference import composite, random_model, recursive_shape, step_losses
 from torch import Tensor
 
-from windtunnel.model import Objective, RecursiveGPT, build_gpt, build_model, objective_of, train_supervised
+from windtunnel.model import Objective, RecursiveGPT, build_model, objective_of, train_supervised
 from windtunnel.model.shape import RecursionShape
 from windtunnel.recipe import Recursion
 
@@ -97,7 +97,7 @@ def test_looped_once_is_the_plain_gpt_bit_for_bit(changes: dict[str, object]) ->
     train_supervised(looped, [(x, y)], equal_weights(1), scale=0.25)
     for name, gradient in gradients(looped).items():
         assert torch.equal(gradient, plain_gradients[name]), name
-    first, again = build_gpt(shape, seed=5), build_model(replace(shape, recursion=R("looped", 1, 1, 1)), seed=5)
+    first, again = build_model(shape, seed=5), build_model(replace(shape, recursion=R("looped", 1, 1, 1)), seed=5)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
 
 

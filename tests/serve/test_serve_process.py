@@ -21,7 +21,7 @@ from waiting import HANG
 
 from windtunnel.checkpoint import CheckpointStore, Facts, export_run, save_now
 from windtunnel.generate import Source, export_model, load_source
-from windtunnel.model import build_gpt, gpt_shape
+from windtunnel.model import build_model, gpt_shape
 from windtunnel.recipe import Recipe, UserError
 from windtunnel.run import RunFolder
 from windtunnel.serve import serve
@@ -52,7 +52,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         TOKENIZER.save(folder.tokenizer_path)
         store = CheckpointStore(folder.checkpoints_dir)
         for step, loss in ((5, 1.5), (9, 2.5)):
-            model = build_gpt(gpt_shape(recipe.model, TOKENIZER.vocab), seed=step)
+            model = build_model(gpt_shape(recipe.model, TOKENIZER.vocab), seed=step)
             config = {"shape.json": dataclasses.asdict(model.shape)}
             parts = {"model": dict(model.named_parameters())}
             save_now(store, parts, Facts(step, {}, loss), config=config, beside=[folder.tokenizer_path])

@@ -14,7 +14,7 @@ import torch
 from waiting import HANG
 
 from windtunnel.checkpoint import CheckpointStore, Facts, Slice, SpoiledWeights
-from windtunnel.model import GPT, build_gpt, derive, gpt_shape
+from windtunnel.model import GPT, build_model, derive, gpt_shape
 from windtunnel.recipe import Layout, Recipe, load_recipe
 from windtunnel.train import MuonAdamW, Ranks, Scalars
 from windtunnel.train.checkpoints import make_saver
@@ -34,7 +34,7 @@ def tiny() -> Recipe:
 
 def made(**options: float) -> tuple[GPT, MuonAdamW]:
     recipe = tiny()
-    model = build_gpt(gpt_shape(recipe.gpt, VOCAB), seed=3)
+    model = build_model(gpt_shape(recipe.gpt, VOCAB), seed=3)
     return model, MuonAdamW(model, derive(recipe, VOCAB), **options)
 
 

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
         verify_model,
         weights_folder,
     )
-    from .fp8 import disable_fp8, enable_fp8, enable_gathered_fp8
+    from .fp8 import enable_fp8, enable_gathered_fp8
     from .fp8_experts import PARTS, BlockFP8, FP8Experts, SharedExperts, share_experts_fp8, shared_experts_of
     from .frozen_fp8 import FrozenFP8, decode_fp8, encode_fp8, freeze_experts_fp8, freeze_linear_fp8, holds_experts
-    from .gpt import GPT, build_gpt
+    from .gpt import GPT
     from .hf import SAME_STEPS, SMALL_LAYER, HFShape, asks_for_dropout
     from .hf_config import refuse_adapter
     from .hub import (
@@ -106,7 +106,6 @@ __all__ = [
     "attend_newest",
     "base_weights",
     "blocks_of",
-    "build_gpt",
     "build_model",
     "by_hand",
     "choose",
@@ -118,7 +117,6 @@ __all__ = [
     "describe_base",
     "describing_files",
     "deterministic",
-    "disable_fp8",
     "download_rate",
     "draw_rows",
     "draw_tokens",

@@ -145,7 +145,7 @@ Write = Callable[[nn.Parameter, Callable[[Tensor], object]], None]
 
 
 class GPT(nn.Module):
-    """Built on any device with uninitialised weights; `initialise` fills them. See `build_gpt`.
+    """Built on any device with uninitialised weights; `initialise` fills them. See `build_model`.
 
     Args:
         shape: every dimension.
@@ -316,11 +316,3 @@ class GPT(nn.Module):
         if reduction == "none":
             return losses
         return total if reduction == "sum" else total / (targets_BT >= 0).sum().clamp(min=1)
-
-
-def build_gpt(shape: GPTShape, *, device: torch.device | str = "cpu", compute: torch.dtype = torch.float32, seed: int = 0) -> GPT:
-    """Return a GPT with initial weights on `device`; memory for the weights is allocated there directly."""
-    with torch.device(device):
-        model = GPT(shape, compute)
-    model.initialise(seed)
-    return model

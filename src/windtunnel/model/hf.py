@@ -198,8 +198,3 @@ class HFShape:
     def lora_parameters(self, rank: int, targets: Targets = "all") -> int:
         """Parameters of LoRA adapters on the layers' linear modules; routers and routed experts get none."""
         return sum(block.lora_parameters(rank, targets) for block in self.blocks)
-
-    def lora_modules(self, targets: Targets = "all") -> tuple[str, ...]:
-        """Names inside a block of the modules that get adapters, such as self_attn.q_proj, over all kinds of block."""
-        kinds = dict.fromkeys(self.blocks)
-        return tuple(dict.fromkeys(linear.module for b in kinds for linear in b.linears if linear.adapted(targets)))

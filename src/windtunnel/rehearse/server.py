@@ -23,7 +23,7 @@ PLAIN, HF = "--plain", "--hf"
 """Arguments of a server that imports nothing beforehand, or also what Hugging Face models need."""
 # What the checks that take longest import, and the programs that they fork.
 _AHEAD: tuple[tuple[str, ...], ...] = (
-    ("torch",), ("torch._dynamo",), ("windtunnel.data", "prepare"), ("windtunnel.model", "build_gpt"),
+    ("torch",), ("torch._dynamo",), ("windtunnel.data", "prepare"), ("windtunnel.model", "build_model"),
     ("windtunnel.train", "train", "run_trial"), ("windtunnel.checkpoint", "export_run"), ("windtunnel.rl", "evaluate_trained"),
     ("windtunnel.cli.verbs",), ("windtunnel.cli.train",), ("windtunnel.launch", "run_training", "run_stages"),
     ("windtunnel.launch.trial_worker",), ("windtunnel.watch", "training_view", "write_run_page"), ("matplotlib.figure",),
