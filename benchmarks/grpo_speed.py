@@ -142,7 +142,7 @@ def our_sets(case: Case, engine: str, rounds: int, folder: Path, cpu: bool) -> l
 
 def ours(case: Case, engine: str, folder: Path, rounds: int, cpu: bool) -> None:
     """Train as `windtunnel train` does on one GPU, but that no token ends an answer."""
-    from windtunnel.launch import Options, run_training
+    from windtunnel.launch import Options, train_run
     from windtunnel.recipe import load_recipe
     from windtunnel.rl import method
     from windtunnel.rl.learner import Learner
@@ -173,7 +173,7 @@ def ours(case: Case, engine: str, folder: Path, rounds: int, cpu: bool) -> None:
 
     Learner.step = timed  # type: ignore[assignment, method-assign]
     recipe = load_recipe("rl", our_sets(case, engine, rounds, folder, cpu))
-    code = run_training(recipe, Options(root=folder / engine, yes=True, price=1.0), Told())
+    code, _ = train_run(recipe, Options(root=folder / engine, yes=True, price=1.0), Told())
     assert code == 0, f"windtunnel ended with {code}"
 
 

@@ -109,7 +109,7 @@ def test_what_is_marked_is_not_compiled_again(recipe: Recipe, monkeypatch: pytes
     monkeypatch.setattr("windtunnel.rig.detect_rig", lambda **_: parse_rig("1xH200"))
     monkeypatch.setattr("windtunnel.rig.cpu_cores", lambda: here["cores"])
     monkeypatch.setattr("windtunnel.rig.are_shared", lambda: here["shared"])
-    monkeypatch.setattr("windtunnel.launch.compilers._version", lambda package: "4.0" if package == "flash-attn-4" else None)
+    monkeypatch.setattr("windtunnel.launch.compilers.installed", lambda package: "4.0" if package == "flash-attn-4" else None)
     key = of()
     assert begun == [FORWARD, BACKWARD, STEP]
     for part in (FORWARD, STEP):

@@ -14,7 +14,7 @@ import typer
 
 from windtunnel.cli.flop_matched import Aside, evaluate_flop_matched
 from windtunnel.evaluate import ASK_FROM, Comparison, Length, compare_run, flop_matched_members
-from windtunnel.launch import Options, find_beside, run_training
+from windtunnel.launch import Options, find_beside, train_run
 from windtunnel.recipe import UserError, load_recipe, stage_recipe
 from windtunnel.run import RunFolder
 from windtunnel.watch import write_run_page
@@ -56,7 +56,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WINDTUNNEL_CACHE", str(root / "cache"))
         (root / "small.yaml").write_text(RECIPE)
-        assert run_training(load_recipe(root / "small.yaml"), Options(root=root / "runs"), Aside()) == 0
+        assert train_run(load_recipe(root / "small.yaml"), Options(root=root / "runs"), Aside())[0] == 0
     return next((root / "runs").iterdir())
 
 

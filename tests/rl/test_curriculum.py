@@ -13,7 +13,7 @@ import pytest
 from runs import DIGITS, new_run, rounds, series
 
 from windtunnel.data import PromptFile, PromptLoader, prepare
-from windtunnel.launch import Options, run_training
+from windtunnel.launch import Options, train_run
 from windtunnel.recipe import CharacterTokenizer, Curriculum, PromptCorpus, UserError, load_recipe
 from windtunnel.rl import Levels, Reward, Round, Sample, train_policy
 
@@ -122,7 +122,7 @@ def test_without_levels_no_engine_is_started_and_the_run_keeps_its_own_values(tm
 
     def go_on(*sets: str) -> int:
         view = SimpleNamespace(say=said.append, update=lambda snapshot: None, close=lambda: None)
-        return run_training(load_recipe(run / "recipe.yaml", sets), Options(run=run, resume=True, yes=True), view)
+        return train_run(load_recipe(run / "recipe.yaml", sets), Options(run=run, resume=True, yes=True), view)[0]
 
     with pytest.raises(UserError, match="prompts have no number as 'level'"):
         go_on("stages.rl.curriculum={bar: 0.5}")

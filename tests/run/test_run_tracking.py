@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from windtunnel.launch import Options, run_training
+from windtunnel.launch import Options, train_run
 from windtunnel.recipe import UserError, load_recipe
 from windtunnel.run import Event, Metrics, RunFolder, tracking
 from windtunnel.run.track_process import STATE, _Feed
@@ -124,7 +124,7 @@ class Quiet:
 def test_a_tracker_that_is_not_installed_leaves_no_failed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TRACKERS, "trackio", ("no_such_module_at_all", Recorder))
     with pytest.raises(UserError, match="trackio is not installed"):
-        run_training(load_recipe("charlm", ["notify.track=[trackio]"]), Options(root=tmp_path / "runs"), Quiet())  # type: ignore[arg-type]
+        train_run(load_recipe("charlm", ["notify.track=[trackio]"]), Options(root=tmp_path / "runs"), Quiet())  # type: ignore[arg-type]
     assert not (tmp_path / "runs").exists()
 
 

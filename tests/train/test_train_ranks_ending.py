@@ -13,7 +13,7 @@ from conftest import events, losses
 from faulty_ranks import plant
 
 from windtunnel.checkpoint import Checkpoint, CheckpointStore
-from windtunnel.launch import Options, ranks, run_training, stacks
+from windtunnel.launch import Options, ranks, stacks, train_run
 from windtunnel.launch.processes import Crashed
 from windtunnel.launch.ranks import RankFailed, run_ranks
 from windtunnel.recipe import UserError, load_recipe
@@ -178,7 +178,7 @@ def test_an_exception_leaves_a_failed_run_with_all_that_is_known(
 
     monkeypatch.setattr("windtunnel.train.train", fail)
     with pytest.raises(Crashed, match="training failed: RuntimeError: the device is gone") as error:
-        run_training(load_recipe(tiny), Options(root=tmp_path / "runs"), PlainView())
+        train_run(load_recipe(tiny), Options(root=tmp_path / "runs"), PlainView())
     [run] = list_runs(tmp_path / "runs")
     assert error.value.exit_code == 1
     assert f"windtunnel train --resume --run {run.path}" in (error.value.fix or "")

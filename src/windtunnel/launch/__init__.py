@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from .beside import Beside, find_beside, train_beside
     from .compilers import Compilers
     from .forking import Forked, Forker
-    from .local import mirror_again, run_training, train_run
+    from .local import mirror_again, train_run
     from .measuring import Calibration, calibrate, observe_run
     from .megatron import MegatronJob, render_job
     from .prepare import data_lines, look_before_training, prepare_run
@@ -46,7 +46,6 @@ __all__ = [
     "prepare_run",
     "render_job",
     "run_stages",
-    "run_training",
     "stand_again",
     "stop_run",
     "stop_with_parent",

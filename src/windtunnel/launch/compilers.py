@@ -57,7 +57,7 @@ class Compilers:
         if gpu is None or not known or os.environ.get(COUNT) == "0" or cpu_cores() < LEAST_CORES or not are_shared():
             return cls(recipe, ())
         key = key_of(recipe, gpu.name)
-        flash = _version("flash-attn-4") is not None and gpu.capability[0] in (9, 10)
+        flash = installed("flash-attn-4") is not None and gpu.capability[0] in (9, 10)
         parts = (FORWARD, BACKWARD, STEP) if flash else (STEP,)
         return cls(recipe, [part for part in parts if not mark(part, key).exists()], key)
 
@@ -73,7 +73,7 @@ def key_of(recipe: Recipe, gpu: str) -> str:
     """Return what names the kernels of a recipe: two with the same key need the same, as far as that can be told at once."""
     stage = recipe.training[0]
     parts = [
-        gpu, [_version(package) for package in _PACKAGES], recipe.model.model_dump(mode="json"),
+        gpu, [installed(package) for package in _PACKAGES], recipe.model.model_dump(mode="json"),
         recipe.layout.model_dump(mode="json"), recipe.data.tokenizer.model_dump(mode="json"),
         [str(getattr(stage, name, None)) for name in _OF_STAGE], recipe.trm.model_dump(mode="json") if recipe.trm else None,
     ]  # fmt: skip
@@ -90,7 +90,8 @@ def mark(part: str, key: str) -> Path:
     return Path(folder) / f"windtunnel-{part}-{key}"
 
 
-def _version(package: str) -> str | None:
+def installed(package: str) -> str | None:
+    """Return the version of an installed package; None where it is not."""
     with contextlib.suppress(PackageNotFoundError):
         return version(package)
     return None

@@ -38,15 +38,6 @@ if TYPE_CHECKING:
     from windtunnel.train import View
 
 
-def run_training(recipe: Recipe, options: Options, view: View, *, as_json: bool = False) -> int:
-    """Plan, make or reopen the run folder and train there; return the exit code.
-
-    Raises:
-        UserError: see `prepare_run`; budget already spent.
-    """
-    return train_run(recipe, options, view, as_json=as_json)[0]
-
-
 def train_run(
     recipe: Recipe,
     options: Options,
@@ -57,7 +48,7 @@ def train_run(
     output: Any = None,
     from_now: bool = False,
 ) -> tuple[int, Path]:
-    """Do as `run_training`, and return the run's folder too.
+    """Plan, make or reopen the run's folder and train there, on this machine or on the cluster that the recipe asks for.
 
     Args:
         recipe: of one stage that trains.
@@ -68,9 +59,38 @@ def train_run(
             follow in a process that has compiled nothing and whose GPU is empty.
         output: a file in place of the standard output of such processes.
         from_now: hours and dollars count from here, not from the beginning of the command.
+
+    Returns:
+        The exit code, and the run's folder.
+
+    Raises:
+        UserError: see `prepare_run`; budget already spent.
     """
-    with _clock(from_now):
-        return _train_run(recipe, options, view, as_json=as_json, isolated=isolated, output=output)
+    for name, value in ALLOCATOR.items():
+        os.environ.setdefault(name, value)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_clock(from_now))
+        stack.callback(view.close)
+        require_trackers(list(recipe.notify.track))  # before there is a run that could only fail
+        nodes = stack.enter_context(on_cluster(recipe, view.say))
+        options = options if nodes is None else replace(options, nodes=nodes)
+        run = prepare_run(recipe, options, view.say)
+        channel = Channel.inherited()
+        if channel is not None:
+            channel.tell(run=run.path)
+        told = run.recipe.notify
+        with mirrored(run, view.say), notifying(run.path, told, view.say), tracking(run.path, told, view.say):
+            try:
+                with run:
+                    code = _train(run, view, options, as_json=as_json, isolated=isolated, output=output)
+            except BaseException as error:
+                if isinstance(error, Exception) and run.take_back():
+                    view.say(f"taken back, since nothing was saved with it: {'; '.join(run.changes)}")
+                raise _ended(run.path, error, view) from None
+            _learn(run.path)
+            if not isolated:  # whoever asked for that has more to say about the run first
+                write_page(run.path, view.say)
+        return code, run.path
 
 
 @contextlib.contextmanager
@@ -86,42 +106,6 @@ def _clock(from_now: bool) -> Iterator[None]:
             del os.environ[STARTED]
         else:
             os.environ[STARTED] = before
-
-
-def _train_run(recipe: Recipe, options: Options, view: View, *, as_json: bool, isolated: bool, output: Any) -> tuple[int, Path]:
-    for name, value in ALLOCATOR.items():
-        os.environ.setdefault(name, value)
-    try:
-        with contextlib.ExitStack() as stack:
-            return _on_nodes(recipe, options, view, stack, as_json=as_json, isolated=isolated, output=output)
-    finally:
-        view.close()
-
-
-def _on_nodes(
-    recipe: Recipe, options: Options, view: View, stack: contextlib.ExitStack, *, as_json: bool, isolated: bool, output: Any
-) -> tuple[int, Path]:
-    """Prepare and train, on this machine or on the cluster that the recipe asks for."""
-    require_trackers(list(recipe.notify.track))  # before there is a run that could only fail
-    nodes = stack.enter_context(on_cluster(recipe, view.say))
-    options = options if nodes is None else replace(options, nodes=nodes)
-    run = prepare_run(recipe, options, view.say)
-    channel = Channel.inherited()
-    if channel is not None:
-        channel.tell(run=run.path)
-    told = run.recipe.notify
-    with mirrored(run, view.say), notifying(run.path, told, view.say), tracking(run.path, told, view.say):
-        try:
-            with run:
-                code = _train(run, view, options, as_json=as_json, isolated=isolated, output=output)
-        except BaseException as error:
-            if isinstance(error, Exception) and run.take_back():
-                view.say(f"taken back, since nothing was saved with it: {'; '.join(run.changes)}")
-            raise _ended(run.path, error, view) from None
-        _learn(run.path)
-        if not isolated:  # whoever asked for that has more to say about the run first
-            write_page(run.path, view.say)
-    return code, run.path
 
 
 @contextlib.contextmanager

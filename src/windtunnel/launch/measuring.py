@@ -67,7 +67,7 @@ class Calibration:
         }
 
 
-def calibrate(recipe: Recipe, rigs: Sequence[Rig], *, steps: int = STEPS, say: Callable[[str], None]) -> Calibration:
+def calibrate(recipe: Recipe, rigs: Sequence[Rig], *, say: Callable[[str], None]) -> Calibration:
     """Run full-size steps of the plan for this machine's GPUs, compare, and keep the measurement for later plans.
 
     Raises:
@@ -86,7 +86,7 @@ def calibrate(recipe: Recipe, rigs: Sequence[Rig], *, steps: int = STEPS, say: C
     plan = make_plan(recipe, rig)
     if not plan.fits:
         raise refuse(plan)
-    trial = try_steps(recipe, plan.layout, steps=steps, vocab=plan.vocab, say=say)
+    trial = try_steps(recipe, plan.layout, steps=STEPS, vocab=plan.vocab, say=say)
     if trial.failure or trial.reserved_gib is None or trial.step_seconds is None:
         raise _failed(plan, trial)
     file = observe(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 import shutil
@@ -15,6 +14,8 @@ from typing import Any
 from windtunnel.actors import ActorLost, NoAnswer, answer_of
 from windtunnel.cluster import gpu_faults, gpus
 from windtunnel.recipe import HuggingFaceModel, Recipe, UserError, find_model
+
+from .compilers import installed
 
 PACKAGES = ("windtunnel", "ray", "torch", "transformers", "safetensors")
 ANSWER_SECONDS = 60.0
@@ -63,7 +64,7 @@ def facts_of(folder: str, model: str | None, wants_vllm: bool, vllm_python: str 
 
     return {
         "python": platform.python_version(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": {name: installed(name) for name in PACKAGES},
         "folder": Path(folder).is_dir(),
         "model": {} if model is None else _weights(Path(model)),
         "vllm": vllm_version(vllm_python or sys.executable) if wants_vllm else "",
@@ -145,10 +146,3 @@ def _judge_vllm(name: str, version: str | None) -> None:
 def _weights(folder: Path) -> dict[str, int]:
     """Return the files of a model and their sizes."""
     return {file.name: file.stat().st_size for file in folder.glob("*.*") if file.suffix in (".json", ".safetensors")}
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None

@@ -29,6 +29,11 @@ class Crashed(UserError):
     exit_code = 1
 
 
+def share_threads(ranks: int) -> dict[str, str]:
+    """Return the environment in which ranks do not wait for each other's threads: each has its share of the cores."""
+    return {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks))} if ranks > 1 else {}
+
+
 def described(error: BaseException) -> str:
     """Return an exception as one line: its name, its first line, and where in windtunnel it was raised."""
     first = str(error).strip().partition("\n")[0]

@@ -16,6 +16,7 @@ from typing import IO, Any, Protocol
 
 from windtunnel.run import HEARTBEATS, Beat, process_state, read_beat
 
+from .processes import share_threads
 from .ready import ReadyRanks
 from .stacks import Stack, ask
 
@@ -153,9 +154,8 @@ def start_here(
         output: gets what they print, in place of standard output.
         ready: processes that wait for such work; those for which there is none are ended.
     """
-    # Before the environment's own, which wins: shared out, so that ranks do not wait for each other's threads.
-    threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks))} if ranks > 1 else {}
-    shared, command = {**threads, **os.environ, HEARTBEATS: str(beats)}, rank_command(folder, as_json)
+    # Before the environment's own, which wins.
+    shared, command = {**share_threads(ranks), **os.environ, HEARTBEATS: str(beats)}, rank_command(folder, as_json)
     with ready or ReadyRanks(0) as waiting:
         started = [waiting.take(command, {**shared, **rank_environment(number, ranks, port)}) for number in range(ranks)]
     return [LocalRank(number, process, beats, output) for number, process in enumerate(started)]

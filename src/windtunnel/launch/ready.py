@@ -15,7 +15,7 @@ from typing import Any
 from windtunnel.recipe import GRPO, HuggingFaceModel, Recipe
 from windtunnel.run import Channel
 
-from .processes import ALLOCATOR, stop_with_parent
+from .processes import ALLOCATOR, share_threads, stop_with_parent
 
 COUNT = "WINDTUNNEL_READY_RANKS"
 """Environment: so many ranks are made ready, without it as many as there are GPUs to train on; 0: nothing is compiled ahead."""
@@ -30,10 +30,9 @@ class ReadyRanks:
     """
 
     def __init__(self, count: int, modules: Sequence[str] = ()) -> None:
-        threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // count))} if count > 1 else {}
         command = [sys.executable, "-m", "windtunnel.launch.ready_rank"]
         self._waiting = [
-            start_rank([*command, str(number), *modules], {**threads, **ALLOCATOR, **os.environ}, subprocess.PIPE)
+            start_rank([*command, str(number), *modules], {**share_threads(count), **ALLOCATOR, **os.environ}, subprocess.PIPE)
             for number in range(count)
         ]
 

@@ -18,17 +18,13 @@ TIMEOUT = 600.0
 TRAINED_WEIGHTS = ("bf16", "fp8")
 
 
-def trace_plan(
-    recipe: Recipe, plan: Plan, *, say: Callable[[str], None] | None = None, whole: bool = False, timeout: float = TIMEOUT
-) -> Opinion:
+def trace_plan(recipe: Recipe, plan: Plan, *, say: Callable[[str], None] = lambda _: None) -> Opinion:
     """Trace one optimizer step of a plan and compare, on any machine; takes seconds to a minute.
 
     Args:
         recipe: what was planned; its depth a number.
         plan: also one that does not fit.
         say: told each stage.
-        whole: trace every block, where else some of them stand for all.
-        timeout: seconds after which the process is killed.
 
     Raises:
         UserError: this engine does not run such a plan, or PyTorch is missing or could not trace the model.
@@ -37,12 +33,12 @@ def trace_plan(
     config, blocks = _model(recipe)
     request = {
         "recipe": recipe.model_dump(mode="json"), "layout": plan.layout.as_dict(), "vocab": plan.vocab, "config": config,
-        "blocks": blocks, "whole": whole,
+        "blocks": blocks,
     }  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="windtunnel-trace-") as name:
         folder = Path(name)
         (folder / "request.json").write_text(json.dumps(request))
-        outcome = _run(folder, timeout, say or (lambda _: None))
+        outcome = _run(folder, say)
     if "refused" in outcome:
         raise UserError(*outcome["refused"])
     if "failure" in outcome:
@@ -89,11 +85,11 @@ def _model(recipe: Recipe) -> tuple[dict[str, Any] | None, list[int]]:
     return shape.raw, [kinds.setdefault(block, len(kinds)) for block in shape.blocks]
 
 
-def _run(folder: Path, timeout: float, say: Callable[[str], None]) -> dict[str, Any]:
+def _run(folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
     # No GPU is looked for: a trace is the same on every machine.
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TOKENIZERS_PARALLELISM": "false"}
     module = ["-m", "windtunnel.launch.trace_worker", str(folder)]
-    code, stopped = run_child(module, environment, folder / "log", folder / "stage", timeout, say)
+    code, stopped = run_child(module, environment, folder / "log", folder / "stage", TIMEOUT, say)
     if stopped is not None:
         raise UserError(f"the trace was {stopped}", "plan without --trace")
     try:

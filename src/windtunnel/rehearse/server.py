@@ -25,7 +25,7 @@ PLAIN, HF = "--plain", "--hf"
 _AHEAD: tuple[tuple[str, ...], ...] = (
     ("torch",), ("torch._dynamo",), ("windtunnel.data", "prepare"), ("windtunnel.model", "build_model"),
     ("windtunnel.train", "train", "run_trial"), ("windtunnel.checkpoint", "export_run"), ("windtunnel.rl", "evaluate_trained"),
-    ("windtunnel.cli.verbs",), ("windtunnel.cli.train",), ("windtunnel.launch", "run_training", "run_stages"),
+    ("windtunnel.cli.verbs",), ("windtunnel.cli.train",), ("windtunnel.launch", "train_run", "run_stages"),
     ("windtunnel.launch.trial_worker",), ("windtunnel.watch", "training_view", "write_run_page"), ("matplotlib.figure",),
 )  # fmt: skip
 _OF_HUGGING_FACE = (("windtunnel.rl.engine",), ("windtunnel.train", "build_hf_engine"), ("windtunnel.generate", "hf_decoder"))
