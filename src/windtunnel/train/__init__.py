@@ -6,7 +6,6 @@ from windtunnel import lazy
 
 if TYPE_CHECKING:
     from .checkpoints import restore_engine
-    from .checks_hf import random_batch, small_engine, small_job, vocabulary_of
     from .children import child_context
     from .engine import COMPUTE, Engine, EngineState, Feed, Mark, Moment, Parameters, Pending, local_part, nothing, row_offset
     from .failures import Abandoned, PeerLost, lighter_run
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from .methods import Ask, Method, Work
     from .optimizer import MuonAdamW, Scalars
     from .ranks import RANKS_TIMEOUT, Ranks, join_ranks
+    from .scale_hf import random_batch, small_engine, small_job, vocabulary_of
     from .schedule import learning_rate_scale
     from .session import train
     from .telemetry import View

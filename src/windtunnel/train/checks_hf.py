@@ -11,15 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.check import Check, CheckFailed, Context, Evidence, Findings, Say, judge_first_steps, one_thread, reached
-from windtunnel.recipe import HuggingFaceModel, Layout, Schedule
+from windtunnel.recipe import HuggingFaceModel
 
 from .checks import judge_rate
+from .scale_hf import random_batch, small_engine, small_job, vocabulary_of
 
 if TYPE_CHECKING:
-    from torch import Tensor, dtype
-
-    from windtunnel.data import Batch
-    from windtunnel.train import HFJob
+    from torch import Tensor
 
     from .hf import HFEngine
 
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
 
 SAVED, KILLED, LAST = 3, 6, 9
 """Steps: after which a checkpoint is saved, after which the next one is and its process killed, and the last."""
-SAVED_RATE = 1e-3
 LIMIT = 200.0
 
 
@@ -118,54 +115,12 @@ def _steps(engine: HFEngine, first: int, last: int) -> list[tuple[float, float]]
     return [(result.loss, result.gradient_norm) for result in results]
 
 
-class _RandomBatches:
-    """The batch of each step is drawn by its number alone."""
-
-    accumulation, step_sequences, wait_seconds = 1, 1, 0.0
-
-    def __init__(self, vocab: int, seed: int) -> None:
-        self._vocab, self._seed, self.position = vocab, seed, 0
-
-    @property
-    def epochs(self) -> float:
-        return 0.0
-
-    def next_batch(self) -> Batch:
-        self.position += 1
-        from windtunnel.data import Batch
-
-        return Batch(*random_batch(self._vocab, self._seed + self.position))
-
-    def seek(self, position: int) -> None:
-        self.position = position
-
-    def close(self) -> None:
-        """Close nothing: nothing runs."""
-
-
-def small_engine(context: Context, compute: dtype) -> HFEngine:
-    """Return an engine of the recipe's scale model, with the same random numbers every time."""
-    import numpy as np
-
-    from .engine import Feed
-    from .hf import HFEngine
-
-    job = small_job(context, compute)
-    vocab = vocabulary_of(job)
-    layout = Layout(1, ROWS, 1, SEQUENCE, "bf16", False, "cpu")
-    feed = Feed(_RandomBatches(vocab, context.seed + 100), list, vocab, np.ones(vocab))
-    return HFEngine(
-        layout, job.ranks, feed, job, rate=SAVED_RATE, schedule=Schedule(), seed=context.seed, weights=lambda: None
-    )  # fmt: skip
-
-
 # The model: size as planned, and the first steps of the scale model.
 
 LOSS_TOLERANCE = 0.3
 """Nats: logits of random weights of deviation 0.02 are small, not zero."""
 STEPS, FALL = 6, 0.005
 RATE = 3e-3
-ROWS, SEQUENCE = 4, 64
 
 
 def is_huggingface(context: Context) -> bool:
@@ -230,53 +185,10 @@ def _built_parameters(raw: dict[str, Any]) -> int:
     return sum(parameters.values()) + extra
 
 
-def random_batch(vocab: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Return random tokens and the targets that follow them, each (4, 64) int64."""
-    import torch
-
-    tokens = torch.randint(0, vocab, (ROWS, SEQUENCE + 1), generator=torch.Generator().manual_seed(seed))
-    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-
-
-def vocabulary_of(job: HFJob) -> int:
-    """Return how many tokens a job's model knows."""
-    size: int = job.network.model.config.get_text_config().vocab_size
-    return size
-
-
-NEW_ROWS = 64
-"""Of the scale model's tokens, those that stand for new ones: enough that every random batch has some."""
-
-
-def small_job(context: Context, compute: dtype) -> HFJob:
-    """Return the recipe's way of training its scale model, on one CPU rank, with the same random numbers every time."""
-    import torch
-
-    from windtunnel.model import NewRows, hf_shape
-    from windtunnel.train import Ranks, build_hf
-
-    recipe = context.recipe
-    stage = recipe.sft or recipe.rl
-    assert stage is not None
-    assert isinstance(recipe.model, HuggingFaceModel)
-    small, new = hf_shape(str(context.small_config)), None
-    if getattr(recipe.data.tokenizer, "add", []):
-        own = small.vocab - NEW_ROWS
-        new = NewRows(own, small.vocab, ((0, own),), ((),) * NEW_ROWS)
-    job = build_hf(
-        small.raw, lora=recipe.model.adapter, weights=recipe.model.weights,
-        master=stage.master, states=stage.states, recompute="block" if recipe.layout.recompute == "block" else "none",
-        compile=False, shard=recipe.layout.shard or "full", ranks=Ranks(0, 1, torch.device("cpu"), None),
-        sequence=SEQUENCE, seed=context.seed, compute=compute, new=new,
-    )  # fmt: skip
-    torch.manual_seed(context.seed)
-    return job
-
-
 # The optimizer: a step changes every trained weight and no frozen one.
 
-FULL_RATE, ADAPTER_RATE, RL_RATE = 1e-5, 2e-4, 1e-6
-"""What is usual, and what stages.sft.learning_rate stands for where it is null."""
+RL_RATE = 1e-6
+"""What is usual in reinforcement learning; in fine-tuning it is what a rate of null stands for."""
 SMALL, SMALL_RATE = 1e9, 1e-4
 """Models of fewer parameters take higher rates."""
 UNMOVED, HARDLY_MOVED = 0.01, 0.5
@@ -287,6 +199,8 @@ UNMOVED, HARDLY_MOVED = 0.01, 0.5
 def optimizer(context: Context, say: Say) -> Evidence:
     """Take a step of the scale model: every trained weight changes by it, no frozen one."""
     import torch
+
+    from .hf.build import ADAPTER_RATE, FULL_RATE
 
     found, recipe = Findings(), context.recipe
     stage = recipe.sft or recipe.rl
@@ -318,23 +232,24 @@ def optimizer(context: Context, say: Say) -> Evidence:
 
 def _moved(before: dict[str, Any], after: dict[str, Any], found: Findings) -> tuple[float, int]:
     """Return the share of trained numbers that changed, and how many are trained; a frozen one that changed is a problem."""
+    import torch
+
+    from .engine import local_part
+
+    def numbers(tensor: Tensor) -> Tensor:
+        """Return this rank's part; fp8 as bytes, which can be compared on every device."""
+        own = local_part(tensor)
+        return own.view(torch.uint8) if own.dtype.is_floating_point and own.element_size() == 1 else own
+
     changed = trained = 0
     for name, parameter in after.items():
-        now, then = _local(parameter), _local(before[name])
+        now, then = numbers(parameter), numbers(before[name])
         if parameter.requires_grad:
             trained += now.numel()
             changed += int((now != then).sum())
         elif not bool((now == then).all()):
             found.problem(f"{name} is frozen, and a step changed it", "report this: the package is at fault")
     return changed / max(1, trained), trained
-
-
-def _local(tensor: Any) -> Any:
-    """Return this rank's part of a tensor; fp8 as bytes, which can be compared on every device."""
-    import torch
-
-    own = tensor.detach().to_local() if hasattr(tensor, "to_local") else tensor.detach()
-    return own.view(torch.uint8) if own.dtype.is_floating_point and own.element_size() == 1 else own
 
 
 # Held-out answers: the metric accepts the data's own.
