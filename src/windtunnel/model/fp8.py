@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .products import adjacent, stacked
+from .products import gradients, stacked
 from .residual import GradientAmax
 
 if TYPE_CHECKING:
@@ -55,20 +55,13 @@ def _multiply(a_MK: Tensor, b_NK: Tensor, scale_a: Tensor, scale_b: Tensor, fast
 
 
 def _add_gradient(weights: Sequence[Tensor], product: Tensor) -> None:
-    parts = product.split([w.size(0) for w in weights])
     if all(weight.grad is None and weight.dtype == product.dtype for weight in weights):
-        for weight, part in zip(weights, parts, strict=True):
+        for weight, part in zip(weights, product.split([w.size(0) for w in weights]), strict=True):
             weight.grad = part
         return
-    for weight in weights:
-        if weight.grad is None:
-            weight.grad = torch.zeros_like(weight)
-    together = adjacent([w.grad for w in weights])
-    if together is not None:
-        together += product
-        return
-    for weight, part in zip(weights, parts, strict=True):
-        weight.grad += part  # type: ignore[operator]
+    targets = gradients(weights)
+    for target, part in zip(targets, product.split([t.size(0) for t in targets]), strict=True):
+        target += part
 
 
 def _entering(x: Tensor, amax: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

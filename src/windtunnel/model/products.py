@@ -42,6 +42,15 @@ def made_again(weights: Sequence[Tensor], x: Tensor) -> bool:
     return all(weight.dtype == x.dtype for weight in weights)
 
 
+def gradients(weights: Sequence[Tensor]) -> list[Tensor]:
+    """Return the weights' gradients, made where there are none yet: one matrix where they stand below one another in memory."""
+    for weight in weights:
+        if weight.grad is None:
+            weight.grad = torch.zeros_like(weight)
+    together = adjacent([w.grad for w in weights])
+    return [together] if together is not None else [w.grad for w in weights if w.grad is not None]
+
+
 def accumulate(weights: Sequence[Tensor], grad_NO: Tensor, x_NI: Tensor) -> None:
     """Add grad^T x to weight.grad for weights (O, I) below one another, products and sums in fp32.
 
@@ -52,14 +61,8 @@ def accumulate(weights: Sequence[Tensor], grad_NO: Tensor, x_NI: Tensor) -> None
         for weight, product in zip(weights, products, strict=True):
             weight.grad = product
         return
-    for weight in weights:
-        if weight.grad is None:
-            weight.grad = torch.zeros_like(weight)
-    together = adjacent([w.grad for w in weights])
-    targets = [together] if together is not None else [w.grad for w in weights]
     start = 0
-    for target in targets:
-        assert target is not None
+    for target in gradients(weights):
         part = grad_NO[:, start : start + target.size(0)].t()
         start += target.size(0)
         if target.dtype == x_NI.dtype:
