@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -136,24 +135,8 @@ class Engine(Protocol):
         ...
 
 
-def nothing() -> None:
-    """Do nothing: an engine whose state nobody copies."""
-
-
-def unmarked(phase: str) -> None:
-    """Listen to no phase; a `Mark`."""
-
-
-def step_batches(batches: Batches) -> Iterator[Batch]:
-    """Yield the micro-batches of one step."""
-    for _ in range(batches.accumulation):
-        yield batches.next_batch()
-
-
-def keep_objects() -> None:
-    """Tell Python's collector that all there is now will stay: it need not look at it again and stall a step."""
-    gc.collect()
-    gc.freeze()
+def nothing(*_: object) -> None:
+    """Do nothing: where nobody copies an engine's state, or listens to a step's phases."""
 
 
 @dataclass(frozen=True)
@@ -237,6 +220,7 @@ class Pending:
         tokens: float | None = None, more: Mapping[str, float] | None = None,
     ) -> None:  # fmt: skip
         self.step, self._read, self._tokens, self._more = step, read, tokens, dict(more or {})
+        # Pinned, or the copy would wait for the device; with it the host goes on to the next step.
         self._host = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=sums.is_cuda)
         self._host.copy_(sums, non_blocking=True)
         self._ended = Moment(sums.device)
@@ -247,6 +231,7 @@ class Pending:
         """Wait until the step is done and return its results."""
         self._ended.wait()
         sums = self._host.tolist()
+        # Engines of Hugging Face models count targets behind the three numbers that all have.
         targets = sums[3] if self._read is read_plain and len(sums) > 3 else None
         loss, norm, supervised = self._read(sums)
         seconds = self._ended.seconds_since(self._began)
@@ -257,6 +242,7 @@ def adopt(own: EngineState, given: EngineState) -> None:
     """Copy into an engine's own tensors whatever of a given state is not the same memory."""
     for name, mine in own.tensors.items():
         target, source = local_part(mine), local_part(given.tensors[name])
+        # A checkpoint is loaded straight into the engine's memory: mostly there is nothing to copy.
         if target.data_ptr() != source.data_ptr():
             target.copy_(source)
 

@@ -6,6 +6,7 @@ Where the layout says so weights and gradients are sharded too; see `gpt_shards`
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from windtunnel.data import Batches
+from windtunnel.data import Batch, Batches
 from windtunnel.evaluate import Validation, validation_loss
 from windtunnel.model import (
     GPT,
@@ -33,23 +34,7 @@ from windtunnel.model import (
 )
 from windtunnel.recipe import Layout, Recipe
 
-from .engine import (
-    COMPUTE,
-    EngineState,
-    Feed,
-    Mark,
-    Moment,
-    Parameters,
-    Pending,
-    Reading,
-    Supervised,
-    adopt,
-    keep_objects,
-    nothing,
-    read_plain,
-    step_batches,
-    unmarked,
-)
+from .engine import COMPUTE, EngineState, Feed, Mark, Moment, Parameters, Pending, Reading, Supervised, adopt, nothing, read_plain
 from .optimizer import MuonAdamW
 from .ranks import Ranks
 from .schedule import scalars
@@ -60,6 +45,7 @@ def build(recipe: Recipe, layout: Layout, ranks: Ranks, vocab: int) -> tuple[Hyp
     assert recipe.gpt.depth != "auto"
     if ranks.device.type == "cuda":
         deterministic(recipe.pretrain.deterministic)
+    # In fp32 every bit counts; else fp32 products, such as the head's gradient, may round to TF32.
     torch.set_float32_matmul_precision("highest" if layout.precision == "fp32" else "high")
     rates = derive(recipe, vocab)
     shape, sharded = recipe_shape(recipe, vocab), is_sharded(layout)
@@ -99,6 +85,11 @@ class Work:
     batches: Batches
     batch_tokens: int
 
+    def take(self) -> Iterator[Batch]:
+        """Yield the micro-batches of one step."""
+        for _ in range(self.batches.accumulation):
+            yield self.batches.next_batch()
+
 
 class GPTEngine:
     """Steps of a GPT; see `Engine`. After construction parameters and gradients live in the optimizer's buffers.
@@ -125,7 +116,8 @@ class GPTEngine:
             assert isinstance(model, RecursiveGPT)
             self._loss = SupervisedLoss(model, objective_of(recipe.trm.resolved), recorded=layout.recorded)
         self._token_bytes = torch.as_tensor(feed.token_bytes)
-        keep_objects()
+        gc.collect()
+        gc.freeze()  # the collector need not look at long-lived objects again and stall a step
 
     def step(self, step: int, progress: float, since: Pending | None = None, mark: Mark | None = None) -> Pending:
         """Take one step; see `Engine.step`.
@@ -165,6 +157,7 @@ class GPTEngine:
         if is_sharded(self.layout):
             from .shards import reshard
 
+            # What the last pass left gathered is in the products' dtype and would not follow the weights that are loaded.
             reshard(self.model)
         adopt(self.state_dict(), state)
         self.optimizer.adamw_steps = int(state.facts["updates"])
@@ -233,7 +226,8 @@ class PlainLoss:
         """
         if mark is not None:
             self._run = Replay()
-        tell, again = mark or unmarked, False
+        # Marks end phases: the backward pass of a micro-batch is over when the next one begins, or the update.
+        tell, again = mark or nothing, False
         if self._sums is None:
             self._sums = torch.zeros(3, dtype=torch.float64, device=work.model.head.weight.device)
         self._sums.zero_()
@@ -243,10 +237,11 @@ class PlainLoss:
             loss = work.model(x, y, reduction="sum")
             tell("forward")
             (loss * (1.0 / work.batch_tokens)).backward()
+            # On the device, in fp64: nothing is read by the host before the step has ended.
             self._sums[0] += loss.detach()
             self._sums[1] += (y >= 0).sum()
 
-        for x, y in step_batches(work.batches):
+        for x, y in work.take():
             if again:
                 tell("backward")
             again = True
@@ -271,9 +266,10 @@ class SupervisedLoss:
 
     def __call__(self, work: Work, update: Update, mark: Mark | None) -> tuple[Tensor, Reading]:
         """Do as `PlainLoss`. What is recorded goes by as a whole: a marked step is not, and no step after it."""
+        # A recorded graph has no place in it at which a phase could be told.
         if mark is not None and self._recorded:
             self._recorded, self._work = False, None
-        tell = mark or unmarked
+        tell = mark or nothing
         squares: list[Tensor] = []
 
         def update_now(_: int) -> None:
@@ -281,7 +277,7 @@ class SupervisedLoss:
 
         each = self._objective.updates == "each"
         with _marked_backward(mark) if mark is not None else contextlib.nullcontext():
-            found = self._supervision(1.0 / work.batch_tokens).step(step_batches(work.batches), update_now if each else None)
+            found = self._supervision(1.0 / work.batch_tokens).step(work.take(), update_now if each else None)
         if not each:
             update_now(0)
         return _packed(found, squares), _reading(len(self._objective.weights), len(squares), self._model.recursion.halting)
@@ -320,6 +316,7 @@ def _packed(found: SupervisedSums, squares: list[Tensor]) -> Tensor:
 
 def _reading(steps: int, updates: int, halting: bool) -> Reading:
     def read(sums: list[float]) -> tuple[float, float, Supervised]:
+        # A batch without any target has a loss of 0, not NaN.
         targets, objective = max(sums[0], 1.0), sums[1]
         squares, rest = sums[2 : 2 + updates], sums[2 + updates :]
         losses = tuple(nats / targets for nats in rest[:steps])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -19,20 +20,7 @@ from windtunnel.evaluate import Validation, validation_loss
 from windtunnel.model import CudaRecorder, Replay
 from windtunnel.recipe import Layout, Schedule
 
-from ..engine import (
-    EngineState,
-    Feed,
-    Mark,
-    Moment,
-    Parameters,
-    Pending,
-    adopt,
-    keep_objects,
-    nothing,
-    row_offset,
-    step_batches,
-    unmarked,
-)
+from ..engine import EngineState, Feed, Mark, Moment, Parameters, Pending, adopt, nothing, row_offset
 from ..ranks import Ranks
 from ..schedule import learning_rate_scale
 from ..shards import reshard, sum_gradients
@@ -65,6 +53,7 @@ class HFJob:
         self.network, self.optimizer, self.parameters, self.ranks = network, optimizer, parameters, ranks
         self.sharded, self._keep_gathered = sharded, keep_gathered
         recorder = CudaRecorder("stages.sft") if recorded else None
+        # Whatever is not recorded runs in the recordings' memory, or both would be held side by side.
         self._run = Replay() if recorder is None else Replay(recorder, MOST_RECORDINGS, recorder.launch)
         # What is recorded adds to the same sums at every step.
         self._sums = torch.zeros(4, dtype=torch.float64, device=ranks.device)
@@ -99,7 +88,8 @@ class HFJob:
         """
         if mark is not None:
             self._run = Replay()
-        tell = mark or unmarked
+        tell = mark or nothing
+        # About one over the step's tokens, so that gradients are as small as a mean's.
         unit = 2.0 ** -math.ceil(math.log2(batch_tokens))
         sums = self._sums.zero_()
         for batch, last in _with_last(batches):
@@ -111,6 +101,7 @@ class HFJob:
         if self.ranks.world > 1:
             dist.all_reduce(sums)
             if not self.sharded:
+                # FSDP2 has summed the gradients of sharded models in the backward pass.
                 sum_gradients(self.trained.values())
         before_update()
         # Without any target nothing is learned: the factor is 0.
@@ -129,6 +120,7 @@ class HFJob:
         }  # fmt: skip
         tensors = {name: tensor for name, tensor in known.items() if tensor is not None}
 
+        # Recorded work reads its inputs where they were the first time: all that changes from batch to batch is an argument.
         def passes(*given: Tensor) -> None:
             here: dict[str, Any] = dict(zip(tensors, given, strict=True))
             starts, rest = here.pop("starts", None), {name: value for name, value in more.items() if name not in here}
@@ -136,6 +128,7 @@ class HFJob:
                 rest["packed"] = replace(packed, starts=starts)
             self._passes(**here, **rest, unit=unit, tell=tell)
 
+        # Part of the key: kernels are launched for so many documents of such a length, and a recording repeats that.
         extent = None if packed is None or packed.extent is None else tuple(packed.extent.tolist())
         # An objective is another one for each micro-batch.
         (Replay() if "objective" in more else self._run)(("passes", unit, extent), passes, *tensors.values())
@@ -203,12 +196,13 @@ class HFEngine:
         self.parameters = job.parameters
         self.before_update: Callable[[], None] = nothing
         self._ranks, self._rate, self._seed, self._weights = ranks, rate, seed, weights
-        keep_objects()
+        gc.collect()
+        gc.freeze()  # the collector need not look at long-lived objects again and stall a step
 
     def step(self, step: int, progress: float, since: Pending | None = None, mark: Mark | None = None) -> Pending:
         """Take one step; see `Engine.step`."""
         began = Moment(self._ranks.device)
-        sums = self.update(step_batches(self.feed.batches), step, progress, mark)
+        sums = self.update(self._batches(), step, progress, mark)
         return Pending(step, sums, began, since)
 
     def update(self, batches: Iterable[Batch], step: int, progress: float, mark: Mark | None = None, part: int = 0) -> Tensor:
@@ -221,9 +215,14 @@ class HFEngine:
             mark: told each phase; see `HFJob.step`.
             part: of the step, counted from 0, where it has several updates.
         """
+        # From the step's number alone: a resumed run draws what the killed one would have drawn, with no state to save.
         torch.manual_seed(seed_of(self._seed, step, self._ranks.rank, *([part] if part else [])))
         rate = self._rate * learning_rate_scale(self.schedule, step - 1, progress)
         return self.job.step(batches, self.layout.batch_tokens, rate, mark, self.before_update)
+
+    def _batches(self) -> Iterator[Batch]:
+        for _ in range(self.feed.batches.accumulation):
+            yield self.feed.batches.next_batch()
 
     def validate(self) -> Validation:
         """Score the held-out micro-batches, without dropout."""
