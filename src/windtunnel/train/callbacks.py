@@ -162,6 +162,7 @@ class Budget(Callback):
         """Return the share of the run done at `step`."""
         if self.clock.timed and not self.clock.total_steps:
             # Before a step has been timed: the share of the time that has gone.
+            # Compiling can take minutes of a budget in hours: a schedule that stood at 0 until then would warm down too late.
             gone = self.clock.session_seconds
             return min(1.0, gone / max(1e-9, gone + (self.clock.seconds_left or 0.0)))
         return self.clock.progress(step)
@@ -175,7 +176,10 @@ class Budget(Callback):
             decision.stop, decision.exit_code, decision.told = self._stop.requested, 3, True
             return
         pace = (self.clock.step_seconds or 0.0) + decision.seconds
+        # At least one step is taken, or a budget that is smaller than the start would end with nothing.
         decision.stop = self.clock.exhausted(step, pace, self._reserved) if step else None
+        # The schedule is tied to the budget: where it has come down, running out of money is the planned end and no
+        # interruption.
         decision.exit_code = 3 if decision.stop is not None and self.progress(step) < FINISHED else 0
 
     def settle(self, step: int, decision: Decision) -> None:
@@ -203,6 +207,7 @@ class Budget(Callback):
             self._warned = told
             data = {"advice": AT_THE_LIMIT, "band": "budget", "action": None}
             self.loop.journal.event("band:budget", told, "warn", data)
+        # Between two saves of what was spent a kill loses some seconds' cost, which is cheaper than a write a step.
         now = time.monotonic()
         if now - self._spent_at > SPENT_PERIOD:
             self._spent_at = now
@@ -215,6 +220,7 @@ class Budget(Callback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on with the clock's plan."""
         self.clock.load_state(state["budget"])
+        # Raised since, a limit may be near once more, and is then told again.
         self._warned = state["budget"].get("warned") if self.clock.nearly_spent() else None
 
     def close(self) -> None:
@@ -252,6 +258,7 @@ class Health(Callback):
 
     def settle(self, step: int, decision: Decision) -> None:
         """Turn the decision into a rewind where one is due, or into the end after too many."""
+        # Taken once: the rewind is this decision, and another spoiled step asks anew.
         reason, self._rewind_due = self._rewind_due, None
         if reason is None:
             return
@@ -264,6 +271,7 @@ class Health(Callback):
             return
         decision.stop, decision.exit_code = None, 0
         target = self.loop.checkpoints.newest()
+        # The same batches would spoil the weights in the same way: those from the bad step on are left out.
         batches, skip = self.loop.engine.feed.batches, self._limits.skip_batches
         decision.rewind = {"step": target, "position": batches.position + skip * batches.step_sequences}
         self.loop.journal.event("rewind", f"{reason}: back to step {target:,}, skipping {skip} batches", "bad")
@@ -285,6 +293,7 @@ class Health(Callback):
         self.loop.journal.event(f"band:{alert.band}", alert.message, alert.level, data)
         if alert.action == "rewind":
             self.go_back(alert.message)
+        # A loss that rises while answers still get better is usual in fine-tuning, and no overfitting.
         elif alert.action == "stop_overfit" and not self._by_answers:
             best = self.bands.best_validation
             self._stop_due = f"{alert.message}; the checkpoint to use is of step {best[0]:,}" if best else alert.message
@@ -335,6 +344,7 @@ class ValidateEvery(Callback):
 
     def propose(self, step: int, decision: Decision) -> None:
         """Ask for what is due."""
+        # Asked for once, also where a rewind comes back to step 0.
         before, self._before = self._before, False
         if before or (self._answers is not None and self._answers.due(step)):
             decision.answers = decision.validate = decision.save = True
@@ -345,6 +355,8 @@ class ValidateEvery(Callback):
 
     def settle(self, step: int, decision: Decision) -> None:
         """Ask for what the end of the run, or a checkpoint, has to have at this step."""
+        # A checkpoint saved by the clock falls between two validations, and without a loss of its own it could not become the
+        # best.
         if step and step != self._timer.step and (decision.stop is not None or (decision.save and self._with_saves)):
             decision.validate = True
         if self._answers is None or decision.stop is None:

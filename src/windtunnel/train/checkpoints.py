@@ -72,6 +72,7 @@ def restore_engine(engine: Engine, checkpoint: Checkpoint, changes: Mapping[str,
     """
     state = engine.state_dict()
     for part, values in parts_of(state).items():
+        # A state may lack what the checkpoint has (optimizer states of another kind), weights may not.
         opened = checkpoint.part(part)
         unknown = opened.entries.keys() - values.keys() if part == MODEL else set()
         if unknown:
@@ -190,6 +191,7 @@ class Checkpoints(Callback):
     def propose(self, step: int, decision: Decision) -> None:
         """Ask for a save when one is due and none is under way."""
         self._take(self._saver.poll)
+        # One at a time: a second would wait for the first one's buffers, and the step with it.
         if self._timer.due(step) and not self._saver.busy and time.monotonic() >= self._retry_at:
             decision.save = True
 
@@ -244,6 +246,7 @@ class Checkpoints(Callback):
         """Begin to save the present state."""
         self._take(self._saver.wait)
         state = self._engine.state_dict().facts | self._facts()
+        # A checkpoint between two validations has no loss of its own; the one before it still ranks it among the others.
         last, loss = self._loss or (None, None)
         answered, score = self._score or (None, None)
         facts = Facts(step, state, loss if last == step else None, loss, score if answered == step else None, score)
@@ -278,9 +281,13 @@ class Checkpoints(Callback):
             return self.finish() or (None if step in self._saved else "its weights are not finite")
         self.hurry()
         self.begin(step, Decision())
+        # A note of every rank came in time, so that all of them live; or this rank has written its own part, which is all it
+        # can do.
         if (unsaved := self.finish()) is None or not self._ranks.first:
             return unsaved if step in self._saved else "its weights are not finite"
         parts = parts_of(self._engine.state_dict())
+        # Where ranks have copies of everything rank 0's alone is a checkpoint: DTensors and slices are parts that others
+        # hold.
         whole = {part: values for part, values in parts.items() if all(type(v) in (Tensor, Parameter) for v in values.values())}
         if MODEL not in whole:
             return unsaved
@@ -330,6 +337,8 @@ class Checkpoints(Callback):
                 found = store.at(step).path.name
             except UserError as problem:
                 error = problem
+        # Reading gigabytes to verify them once is enough, and all ranks must take the same folder even where a save of the
+        # step came twice.
         name = self._ranks.share(found)
         if not name:
             raise error or UserError(f"{store.folder}: no good checkpoint of step {step}")
@@ -340,6 +349,7 @@ class Checkpoints(Callback):
         try:
             saved = outcome()
         except SpoiledWeights as spoiled:
+            # The step counts as not saved, so that the end of the run does not take it for safe.
             self._saved.discard(spoiled.step)
             self._spoiled(str(spoiled))
             return
@@ -347,6 +357,7 @@ class Checkpoints(Callback):
             self._unsaved = error.message
             self.loop.journal.event("checkpoint_failed", error.message, "bad", {"advice": error.fix or ""})
             return
+        # The thread that writes may fail in ways nobody foresaw: training is worth more than one checkpoint.
         except Exception as error:
             self._unsaved = str(error)
             self.loop.journal.event("checkpoint_failed", f"checkpoint not saved: {error}", "bad")

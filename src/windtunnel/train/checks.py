@@ -105,6 +105,7 @@ def judge_rates(context: Context, found: Findings) -> None:
 
     given = context.recipe.pretrain.optimizer
     resolved = context.resolved
+    # The same stage without the recipe's own rates: what the rules would take in their place.
     pretrain = resolved.pretrain.model_copy(update={"optimizer": type(given)()})
     free = resolved.with_stages(pretrain=pretrain)
     rules = derive(free, context.prepared.tokenizer.vocab)
@@ -211,6 +212,7 @@ def _metrics(recipe: Recipe, end: int, vocab: int) -> dict[str, Any]:
     stage = recipe.training[0]
     interval, answers = getattr(stage, "validate_every", None), getattr(stage, "answers", None)
     every = interval.steps if interval is not None else None
+    # As a run validates: at its interval and at the end.
     validated = sorted({*range(every or end, end + 1, every or end), *([end] if end else [])})
     start = math.log(vocab)
 

@@ -37,6 +37,7 @@ def checkpoint(context: Context, say: Say) -> Evidence:
     from windtunnel.checkpoint import CheckpointStore
     from windtunnel.train import child_context, restore_engine, whole_tensor
 
+    # Forked where that is safe: a process of its own would import transformers once more.
     children = child_context("windtunnel.rl.engine")
     folder = context.folder / "tuning"
     shutil.rmtree(folder, ignore_errors=True)
@@ -50,6 +51,7 @@ def checkpoint(context: Context, say: Say) -> Evidence:
     left = _await_kill(process, folder)
     store = CheckpointStore(folder)
     newest = store.newest_good(with_optimizer=True)
+    # What was torn must not count, and what was whole before must still be there.
     if newest is None or newest.step != SAVED:
         found = "none" if newest is None else f"that of step {newest.step}"
         raise CheckFailed(f"after a kill in the save of step {KILLED} the newest good checkpoint is {found}, not step {SAVED}'s")
@@ -181,6 +183,7 @@ def _built_parameters(raw: dict[str, Any]) -> int:
         whole = AutoModelForCausalLM.from_config(AutoConfig.for_model(**raw))
     parameters = {id(p): p.numel() for p in whole.parameters()}
     saved = {name for name, _ in whole.named_parameters()}
+    # Experts' biases of DeepSeek-V3 are buffers, and published counts have them.
     extra = sum(b.numel() for name, b in whole.named_buffers() if name in whole.state_dict() and name not in saved)
     return sum(parameters.values()) + extra
 

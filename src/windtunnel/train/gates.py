@@ -82,6 +82,7 @@ def _refinement(points: Sequence[Point], least: float, settings: Settings, limit
     if value is None:
         return _not_measured("refinement", limit, "refinement=null")
     held = value >= least
+    # NaN compares false with everything, so that a run that broke fails here rather than passes.
     advice = None if held else more_refinement(settings) if math.isfinite(value) else not_finite(settings)
     return GateResult("refinement", held, value, f"{value:.1f} %", limit, advice)
 

@@ -93,6 +93,7 @@ class MatrixShards(ShardGroup):
         """Take the matrices at these places among those that each rank owns."""
         per_rank, total = self.muon.per_rank, len(self.named)
         owned = [[n for n in (r * per_rank + i for i in places) if n < total] for r in range(len(self._rows))]
+        # What this rank sends is its own rows of the others' matrices; what it gets, all ranks' rows of its own.
         held = len(self._rows[rank]) * self._columns
         return _Round(
             numbers=tuple(n for numbers in owned for n in numbers),
@@ -110,6 +111,7 @@ class MatrixShards(ShardGroup):
             gradients = self._collect([grads[n] for n in each.numbers], each)
             if whole.numel():
                 self.muon.update(whole, gradients, scalars, each.own)
+            # As large as the matrices themselves, and of no use while these are sent back.
             del gradients
             self._return(whole, parts, each)
 
@@ -154,6 +156,7 @@ class VectorShards(ShardGroup):
         """See `Group`."""
         self.steps += 1
         for weight, grad, first, second in zip(self._weights(), self._grads(), self.first, self.second, strict=True):
+            # With fewer rows than ranks some hold none, and kernels take no empty tensor.
             if weight.numel():
                 self._rule.update(weight.view(-1), grad.reshape(-1), first, second, scalars, self.steps)
 

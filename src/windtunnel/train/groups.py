@@ -126,6 +126,7 @@ class BufferGroup(Group):
         """See `Group`."""
         if self.world == 1:
             return None
+        # From a copy of the owned part, which is itself a piece of the output.
         return dist.all_gather_into_tensor(self.weights, self.weights[self.owned].clone(), async_op=True)
 
     def square(self) -> Tensor:
@@ -163,6 +164,7 @@ class BufferGroup(Group):
     def swap(self) -> None:
         """See `Group`."""
         assert self.average is not None, "no average is kept"
+        # By a copy, not by sums and differences: those would round, and training would not go on to the bit.
         raw = self.weights[self.owned].clone()
         self.weights[self.owned].copy_(self.average)
         self.average.copy_(raw)
@@ -208,6 +210,7 @@ class Muon:
         small = (rows, 1) if rows >= columns else (1, columns)
         self.second = torch.zeros(self.count, *small, device=device)
         self.low_precision = device.type == "cuda"
+        # A tall matrix's orthogonal update moves outputs less: Muon's usual factor makes up for it.
         self._rate, self._update = rate * max(1.0, rows / columns) ** 0.5, update
 
     def update(self, weights: Tensor, grads: Tensor, scalars: Scalars, span: slice | None = None) -> None:
@@ -288,5 +291,6 @@ class VectorGroup(BufferGroup):
         """See `Group`."""
         for kind, buffer in (("first", self.first), ("second", self.second)):
             for name, part in self.slices(buffer):
+                # A rank that owns nothing of a parameter has no state of it, and its checkpoint names none.
                 if part.local.numel():
                     yield f"optimizer.{kind}.{name}", part

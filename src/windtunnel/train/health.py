@@ -63,6 +63,7 @@ def findings(metrics: Mapping[str, float], limits: SupervisionLimits) -> list[Fi
     if len(losses) > 1:
         found.append(Finding("supervision_order", "bad", _inverted(losses), 20))
         found.append(Finding("spoiled_first_step", "warn", _spoiled(losses, limits.vocab), 20))
+    # Refinement comes last: early on a low one says nothing.
     late = metrics.get("progress", 0.0) >= LATE
     if limits.refinement is not None and late and "refinement" in metrics:
         found.append(Finding("refinement", "warn", _low(metrics["refinement"], limits.refinement), 20))
@@ -85,6 +86,7 @@ def _inverted(losses: list[float]) -> str | None:
 
 def _spoiled(losses: list[float], vocab: int) -> str | None:
     uniform = math.log(vocab)
+    # Before a model has learned anything all its losses are above that of knowing nothing: then no step is spoiled.
     if losses[0] <= ABOVE_UNIFORM * uniform or losses[-1] >= uniform:
         return None
     percent = 100 * (losses[0] - losses[-1]) / losses[0]

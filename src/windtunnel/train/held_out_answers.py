@@ -75,9 +75,11 @@ class HeldOutAnswers:
     def __call__(self) -> Answered | None:
         """Answer and judge; return None on ranks other than the first."""
         asked = self._questions.asked
+        # Dealt out one by one: each rank has as many to write, give or take one.
         mine = self._write(asked[self._ranks.rank :: self._ranks.world])
         stopped = mine is None or self._stop.requested is not None
         said = self._ranks.gather(None if stopped or mine is None else [asdict(one) for one in mine])
+        # Answers of a part of the questions are no score: they would be the easier or the harder ones.
         if self._judge is None or None in said:
             return None
         every = [Completion(**said[i % self._ranks.world][i // self._ranks.world]) for i in range(len(asked))]
@@ -119,6 +121,7 @@ class Memory:
 def training_undisturbed(device: torch.device) -> Iterator[Memory]:
     """Leave random numbers, threads and memory as training has them."""
     threads, memory = torch.get_num_threads(), Memory()
+    # Building a model draws numbers, after which training would not be that of a run without answers.
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         yield memory
     torch.set_num_threads(threads)  # the generator's thread has its own number, which new threads would take over

@@ -74,6 +74,7 @@ class Loop:
         lighter: str | None = None,
         ask: Callable[[], Answered | None] | None = None,
     ) -> None:
+        # Ranks that are not the first decide nothing: they would decide by clocks and disks of their own.
         assert (deciders is not None) == ranks.first
         self.engine, self.checkpoints, self.step = engine, checkpoints, step
         self.journal = journal or Journal()
@@ -102,6 +103,7 @@ class Loop:
         """
         try:
             return self._run()
+        # Abandoned is no Exception, so that nothing on the way here, inside PyTorch or a callback, swallows it.
         except (Exception, Abandoned) as error:
             failure = self._explained(error)
         # The exception is gone by now, and with it what its frames held, unless it is to be raised again.
@@ -116,6 +118,7 @@ class Loop:
 
     def _explained(self, error: BaseException) -> BaseException:
         """Return a failure in a user's words; what is not known stays as it is."""
+        # Whether all of the last step was taken, or memory ran out in the middle of the next one.
         whole = self._began_at is None
         if out_of_memory(error):
             where = f", on rank {self._ranks.rank}" if self._ranks.world > 1 else ""
@@ -141,6 +144,7 @@ class Loop:
             if decision.stop is not None:
                 self._phase("saving")
                 unsaved = self.checkpoints.finish()
+                # The last save reads every weight: only now is it known whether they are finite.
                 if self._ranks.share(self._deciders.health.rewind_due if self._deciders else None):
                     continue  # the last weights were spoiled
                 if unsaved is not None:
@@ -165,6 +169,8 @@ class Loop:
     def _decide(self) -> Decision:
         """Return what rank 0's callbacks decide, on every rank. Waits for the device only when something is due."""
         self._ranks.heartbeat.step = self.step
+        # Two rounds: what is due is asked first, and the last step's loss is waited for only where something is. Then
+        # callbacks that need that loss have their say.
         decision = Decision()
         for callback in self._callbacks:
             callback.propose(self.step, decision)
@@ -178,6 +184,8 @@ class Loop:
     def _advance(self, progress: float) -> None:
         self._ranks.heartbeat.beat("training")
         previous = self._pending
+        # Noted before the step: a failure inside it puts the data back to here, and saves only while the weights are the old
+        # ones.
         self._began_at, self._weights_changed = self.engine.feed.batches.position, False
         taken = self.engine.step(self.step + 1, progress, self._since)
         if taken is None:  # told to stop, which is decided next
@@ -193,6 +201,8 @@ class Loop:
         if self._after_step is not None:
             self._after_step(self.step, self.engine)
         # The step before this one: its results are there, or nearly, while this one computes.
+        # One step behind the device: waiting for this one's loss here would leave the GPU idle while the host prepares the
+        # next.
         if previous is not None and self._ranks.first:
             self._observe(previous.result())
 
@@ -215,6 +225,7 @@ class Loop:
                 that it has queued was done.
         """
         self._ranks.heartbeat.beat(KEEPING)
+        # The others wait for this rank in a collective: they have to notice at once, while their own state is still whole.
         self._ranks.leave()
         if not of_this_rank and self._ranks.device.type == "cuda":
             return ""
@@ -225,6 +236,7 @@ class Loop:
             return ""
         try:
             if torch.cuda.is_available():
+                # What the failed step left is in the allocator's pool; copying the state needs some of it.
                 torch.cuda.empty_cache()
             if self._began_at is not None:
                 self.engine.feed.batches.seek(self._began_at)
@@ -237,6 +249,7 @@ class Loop:
 
     def _observe(self, result: StepResult) -> None:
         """Tell a step's results to the callbacks, once."""
+        # A step's results may be asked for twice: when something is due after it, and by the step that follows.
         if result.step <= self._observed:
             return
         self._observed = result.step

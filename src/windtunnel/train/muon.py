@@ -73,6 +73,7 @@ def iterate(x: Tensor, gram: Callable[..., Tensor] = gram, polynomial: Callable[
     """Return what matrices (K, R, C) whose singular values are at most 1 become by the iteration."""
     tall = x.size(-2) > x.size(-1)
     for a, b, c in POLAR_EXPRESS:
+        # Products on the smaller side: the Gram matrix of the larger one would cost more and say the same.
         poly = polynomial(gram(x, tall), a, b, c)
         x = x @ poly if tall else poly @ x
     return x
@@ -107,6 +108,7 @@ def muon_update(
     before = mean_square.sum(dim=(-2, -1), keepdim=True).sqrt()
     after = (mean_square * scale.square()).sum(dim=(-2, -1), keepdim=True).sqrt()
     update = update * (scale * (before / after.clamp_min(1e-10)))
+    # Decay only where the step goes the same way: elsewhere it would work against what is being learned.
     agrees = (update * weight) >= 0
     weight.sub_(lr * update + lr * decay * weight * agrees)
 

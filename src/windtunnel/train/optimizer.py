@@ -56,6 +56,7 @@ class MuonAdamW:
             from .group_shards import MatrixShards, VectorShards  # imports DTensor, which takes seconds
 
             matrix, vector = MatrixShards, VectorShards
+        # Matrices of one shape are updated together: Muon's products are then batched, and few in number.
         matrices = [(n, p) for n, p in model.named_parameters() if n.startswith("blocks.")]
         for shape in sorted({tuple(p.shape) for _, p in matrices}):
             named = [(n, p) for n, p in matrices if tuple(p.shape) == shape]
@@ -64,6 +65,7 @@ class MuonAdamW:
             if named:
                 self.groups.append(vector(named, AdamW(rate, betas, decay, adamw), rank, world, device))
         covered = {n for g in self.groups for n, _ in g.named}
+        # A new kind of parameter would else stay at its initial values without a word.
         missing = {n for n, _ in model.named_parameters()} - covered
         assert not missing, f"parameters without an optimizer: {missing}"
         if ema is not None:
@@ -81,6 +83,7 @@ class MuonAdamW:
         Returns:
             This rank's part of the squared gradient norm before clipping (0-d): sum it over ranks, then take the root.
         """
+        # All are begun before the first is waited for, so that the network works while groups are updated.
         pending = [group.reduce() for group in self.groups]
         square = torch.zeros((), device=self._device)
         # Clipping needs the norm of everything before anything moves. Without it each group is updated as soon as its own

@@ -101,6 +101,7 @@ def join_ranks(device: str) -> Iterator[Ranks]:
         return
     if where.type == "cuda":
         dist.init_process_group("nccl", timeout=RANKS_TIMEOUT, device_id=where)
+        # Decisions go over gloo: NCCL would put them into the GPU's queue, behind the step, and the host would wait for that.
         control = dist.new_group(backend="gloo", timeout=RANKS_TIMEOUT)
     else:
         dist.init_process_group("gloo", timeout=RANKS_TIMEOUT)

@@ -43,6 +43,7 @@ def small_job(context: Context, compute: dtype) -> HFJob:
         compile=False, shard=recipe.layout.shard or "full", ranks=Ranks(0, 1, torch.device("cpu"), None),
         sequence=SEQUENCE, seed=context.seed, compute=compute, new=new,
     )  # fmt: skip
+    # Building drew numbers; dropout and rounding begin from the same place whatever was built.
     torch.manual_seed(context.seed)
     return job
 

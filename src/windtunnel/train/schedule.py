@@ -39,6 +39,7 @@ def scalars(schedule: Schedule, *, momentum: float, weight_decay: float, step: i
     beta = min(MOMENTUM_START, momentum) * (1 - share) + momentum * share
     down = _warmdown_share(schedule, progress)
     beta = beta * (1 - down) + min(beta, MOMENTUM_END) * down
+    # Towards the end what decay took off could not be learned again.
     decay = weight_decay * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
     return Scalars(learning_rate_scale(schedule, step, progress), beta, decay)
 

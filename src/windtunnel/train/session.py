@@ -67,6 +67,8 @@ def train(
     Raises:
         UserError: data, folder or budget cannot be used.
     """
+    # Before the ranks have met: only rank 0 takes the folder's lock, and a folder that is in use is refused without the
+    # others.
     first = int(os.environ.get("RANK", "0")) == 0
     with contextlib.ExitStack() as stack:
         if run is None:
@@ -86,6 +88,7 @@ def _other(run: RunFolder, layout: Layout, ranks: Ranks, method: Method, after_s
         engine, _, ask = stack.enter_context(_engine(run, layout, ranks, method, stop))
         saver = make_saver(engine, CheckpointStore(run.checkpoints_dir), ranks)
         checkpoints = Checkpoints(engine, saver, ranks, run.recipe.checkpoints.every, initial=partial(_initial, run))
+        # From here to the end this rank makes the same collective calls in the same order as rank 0; see `_first`.
         step = ranks.share(None)  # rank 0 chooses the checkpoint; see `_first`
         checkpoints.go_on_from(step)
         Loop(engine, ranks, checkpoints, step=step or 0, after_step=after_step, lighter=lighter_run(run), ask=ask).run()
@@ -95,11 +98,13 @@ def _first(
     run: RunFolder, layout: Layout, ranks: Ranks, method: Method, view: View, after_step: AfterStep | None
 ) -> int:  # fmt: skip
     recipe = run.recipe
+    # Found before the metrics are opened: what was logged after its step is taken back, since those steps are run again.
     store = CheckpointStore(run.checkpoints_dir)
     with StopRequest(folder=run.path) as stop, contextlib.ExitStack() as stack:
         checkpoint = store.newest_good(with_optimizer=True)
         step = checkpoint.step if checkpoint else 0
         metrics = stack.enter_context(Metrics(run.metrics_path, run.tensorboard_dir, resume_step=step))
+        # Before a model is built: a run whose budget is spent ends at once.
         clock = _clock(run, layout, checkpoint)
         _tell_damage(run, store.problems, checkpoint, metrics, view)
         try:
@@ -115,6 +120,8 @@ def _first(
         if recipe.rl is None:
             facts = {"train_tokens": data.epoch_tokens(layout.sequence), "skipped": data.skipped}
             run.update(data={"checksum": data.checksum, **facts})
+        # The order of the callbacks is that of their questions: health may turn a step into a rewind, and then nobody after
+        # it asks for a save; telemetry comes last, to write down what the others measured.
         journal = Journal(metrics, view)
         health = Health(_bands(run, layout, data.tokenizer.vocab, step), recipe.bands, by_answers=ask is not None)
         budget = Budget(clock, stop, run.spent_path)
@@ -200,6 +207,7 @@ def _saver(run: RunFolder, store: CheckpointStore, engine: Engine, ranks: Ranks,
 
 def _bands(run: RunFolder, layout: Layout, vocab: int, step: int) -> BandWatch:
     recipe = run.recipe
+    # A CPU's planned speed is a rough guess, and no reason to warn of a slow run.
     speed = run.manifest["plan"]["tokens_per_second"] if layout.device == "cuda" else None
     advice = band_advice(settings_of(recipe))
     targets = Targets(speed, recipe.budget.dollars, judges_of(recipe, vocab), advice, loss_falls=recipe.rl is None)
@@ -222,6 +230,7 @@ def _telemetry(run: RunFolder, layout: Layout, vocab: int, clock: BudgetClock, b
         f"{recipe.name} {named}, {size} parameters on {rig['name']}",
         gpus=layout.ranks if layout.device == "cuda" else 0,
         flops_per_token=_flops_per_token(recipe, layout, vocab),
+        # Without a GPU's data sheet: what a CPU did in a product when the rig was detected, if it was.
         peak_flops=gpu["bf16_tflops"] * 1e12 * layout.ranks if gpu else (rig.get("cpu_gflops") or 0) * 1e9 or None,
         clock=clock,
         bands=bands,
@@ -273,10 +282,12 @@ def _engine(
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise
+        # Smaller micro-batches would not help: no batch has been seen yet. What is told leaves them out.
         built = replace(layout, micro_batch=1, accumulation=1)
         fix = lighter(run.path, built, "", recomputes=False, shards=may_shard(recipe, layout))
         raise OutOfMemory(f"out of memory while the model is built{short_of(error)}", fix) from None
     ranks.heartbeat.beat("waiting for what is compiled")
+    # Kernels that other processes compile are waited for, or this one would compile them a second time beside them.
     wait_for_compilers(lambda: stop.requested)
     with contextlib.closing(engine), method.ask(work, engine) as ask:
         yield engine, data, ask
@@ -284,6 +295,7 @@ def _engine(
 
 def _clock(run: RunFolder, layout: Layout, checkpoint: Checkpoint | None) -> BudgetClock:
     plan, recipe = run.manifest["plan"], run.recipe
+    # A machine costs money from the command's start, not from the first step.
     started = float(os.environ.get(STARTED, time.time()))
     return BudgetClock(
         recipe.budget,
@@ -310,6 +322,7 @@ def _record(run: RunFolder, store: CheckpointStore, journal: Journal, ending: En
     if best is not None and best.score is not None:
         summary["best_answers"] = best.score
     try:
+        # A disk that is full in the end must not make a run look as if it had crashed: it has trained.
         run.update(summary=summary, exit_code=ending.exit_code)
         run.finish(status, ending.reason)  # type: ignore[arg-type]
     except OSError as error:

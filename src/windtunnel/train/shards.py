@@ -38,6 +38,7 @@ def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
     buckets: list[list[Tensor]] = []
     room = 0
     for gradient in gradients:
+        # One collective for each parameter would be bound by latency, one for all would need a second copy of all gradients.
         if not buckets or room < gradient.nbytes or gradient.dtype != buckets[-1][0].dtype:
             buckets.append([])
             room = BUCKET_BYTES
@@ -112,6 +113,7 @@ def fill(parameter: Tensor, full: Tensor) -> None:
         if isinstance(placement, Shard):
             assert placement.dim == 0
             rows = -(-full.size(0) // mesh.size(dim))
+            # As FSDP2 deals rows out: the same number to each rank until none are left.
             start = rows * mesh.get_local_rank(dim)
             full = full[start : start + target.size(0)]
     target.copy_(full)

@@ -147,6 +147,7 @@ class Telemetry(Callback):
         mfu = speed * self._flops_per_token / self._peak_flops if self._peak_flops else None
         if mfu is not None and mfu <= 1.0:  # more is of a peak that is not this machine's, or of a model whose FLOPs say nothing
             values["mfu"] = mfu
+        # Peak since the start: a step that needed more earlier is what may run out again.
         used = memory(torch.device(layout.device))
         if used is not None:
             values["memory_gib"], values["memory_share"] = used[0], used[0] / used[1]
@@ -162,6 +163,7 @@ class Telemetry(Callback):
         assert journal.metrics is not None
         journal.metrics.log(step, values)
         self._losses.append(result.loss)
+        # A view is sent all of them with every step.
         if len(self._losses) > LOSSES_SHOWN:
             # Half as dense, and still from the first step on: a curve needs its beginning.
             self._losses = self._losses[::2]
@@ -298,6 +300,7 @@ class GpuMonitor:
             pynvml.nvmlInit()
             handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(self._devices)]
             while not self._stop.wait(SAMPLE_SECONDS):
+                # The mean over GPUs: one that waits for the others shows as much as all that do.
                 values = [float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu) for handle in handles]
                 with self._lock:
                     # Bounded, as nobody takes samples while a long step or a save is under way.

@@ -68,12 +68,14 @@ def _trace(request: TraceRequest, layout: Layout, say: Callable[[str], None]) ->
         assert depth != "auto"
         say("tracing all supervision steps" if request.recipe.supervision else f"tracing all {depth} blocks")
         return trace_gpt(request.recipe, layout, request.vocab), [depth], depth
+    # Equal numbers mean equal blocks; where all differ, the whole model is traced.
     depths = choose_depths(range(len(request.blocks)) if request.whole else request.blocks)
     traced = []
     for count in sorted({depths.small, depths.large}):
         say(f"tracing {count} of {depths.whole} blocks" if count < depths.whole else f"tracing all {count} blocks")
         traced.append((count, trace_hf(request.recipe, layout, request.layout, cut(request.config, count))))
     counts = [count for count, _ in traced]
+    # Two depths give a line; every block between the first and the last adds the same to each kind of memory.
     peaks = traced[0][1] if len(traced) == 1 else extrapolate(traced[0][1], traced[1][1], depths)
     return peaks, counts, depths.whole
 
@@ -107,6 +109,7 @@ def choose_depths(blocks: Sequence[Any]) -> Depths:
                 head, tail = prefix + period, max(2, period)
                 small = head + tail + (whole - head - tail) % period
                 large = small + period * -(-2 // period)
+                # Where the model is hardly deeper than what would be traced there is nothing to gain.
                 if large < whole:
                     return Depths(small, large, whole, head, tail)
                 return Depths(whole, whole, whole, whole, 0)

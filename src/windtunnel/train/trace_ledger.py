@@ -113,6 +113,7 @@ class MemoryLedger(TorchDispatchMode):
         if func is torch.ops._c10d_functional.wait_tensor.default:
             return args[0]  # it copies nothing
         result = func(*args, **(kwargs or {}))
+        # By storages, not by tensors: views share their memory and must not count twice.
         for tensor in tree_iter(result):
             if isinstance(tensor, FakeTensor):
                 for storage in get_untyped_storages(tensor):

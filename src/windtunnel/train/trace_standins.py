@@ -47,6 +47,7 @@ def like_a_gpu() -> Iterator[None]:
     attention, products = (importlib.import_module(f"windtunnel.model.{name}") for name in ("attention", "products"))
     patches = (
         mock.patch.object(FakeTensor, "is_cuda", True, create=True),
+        # What code asks of the GPU is answered as a Hopper would, on which layouts are planned.
         mock.patch.object(torch.cuda, "get_device_capability", _hopper),
         mock.patch.object(attention, "_flash_applies", _never),
         mock.patch.object(products, "adjacent", _adjacent),
@@ -113,6 +114,7 @@ def _import_kernels() -> None:
         sys.modules.update({"triton": triton, "triton.language": language})
         loaded = {}
         for name in KERNELS:
+            # Imported once already, they would keep the Triton that launches.
             sys.modules.pop(name, None)
             loaded[name] = importlib.import_module(name)
     sys.modules.update(loaded)

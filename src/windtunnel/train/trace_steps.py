@@ -72,6 +72,7 @@ def trace_gpt(recipe: Recipe, layout: Layout, vocab: int) -> list[Peak]:
             watch_blocks(ledger, model, [(block.attention, block.mlp) for block in model.layers()])
         stack.enter_context(ledger)
         engine.before_update = lambda: ledger.begin(OPTIMIZER)
+        # Once is enough: the states exist already, and memory of the second step is that of the first.
         engine.step(1, TRIAL_PROGRESS)
         _hold_gpt(ledger, model, optimizer)
         return ledger.peaks()

@@ -66,6 +66,8 @@ def _when_gradient(ledger: MemoryLedger, tensors: Any, phase: str) -> None:
     """Begin a phase when the first of the tensors that has a gradient gets it."""
     for tensor in tree_iter(tensors):
         if isinstance(tensor, Tensor) and tensor.requires_grad:
+            # Autograd comes to a block's output first on its way back: its gradient is the beginning of that block's backward
+            # pass.
             tensor.register_hook(lambda _: ledger.begin(phase))
             return
 
@@ -139,6 +141,7 @@ def watch_sharding(ledger: MemoryLedger, network: nn.Module) -> Iterator[None]:
         ledger.hold([parameter.grad], "gradients")
 
     with contextlib.ExitStack() as stack:
+        # FSDP2 tells of its own gradients; those of plain parameters are found as they are added.
         for parameter in network.parameters():
             if parameter.requires_grad and not isinstance(parameter, DTensor):  # one rank shards nothing
                 stack.callback(parameter.register_post_accumulate_grad_hook(accumulated).remove)

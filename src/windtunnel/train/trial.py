@@ -187,6 +187,7 @@ def _measure(
     timed = _timed(request, ranks, steps, warm, say)
     seconds = [result.seconds for result in timed]
     results = [*warm, *timed]
+    # Recorded passes keep their memory, and scoring needs its own beside it: it belongs to the peak of a run.
     steps.validate()
     memory.synchronize()
     measured: dict[str, Any] = {
@@ -202,6 +203,7 @@ def _measure(
         **memory.figures(),
     }
     say("reading each phase's memory")
+    # Its own step: marks wait for the device, which would spoil the timed ones.
     memory.begin()
     steps.step(memory.mark).result()
     return measured | {"phases": memory.phases, "versions": versions()}
@@ -219,6 +221,7 @@ def _timed(
     deadline = time.monotonic() + request.seconds
     total = request.warm_up - 1 + request.steps
     for i in range(total):
+        # A model whose steps take minutes is measured by three of them.
         enough = i >= request.warm_up - 1 + LEAST_STEPS and time.monotonic() > deadline
         if ranks.share(enough):  # clocks differ, and a rank that stops alone leaves the others in a collective
             break

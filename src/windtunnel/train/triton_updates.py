@@ -68,6 +68,7 @@ def muon_update(
     K, R, C = weight.shape
     x = torch.empty_like(weight, dtype=torch.bfloat16 if low_precision else None)
     _look_ahead[(triton.cdiv(x.numel(), BLOCK),)](grad, momentum, x, x.numel(), beta.item(), BLOCK=BLOCK)
+    # As `muon.orthogonalise`, in place: a second copy of all matrices would be the step's peak.
     x.div_(torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True, dtype=torch.float32) * 1.01 + 1e-6)
     x = iterate(x)
     axis = -1 if R >= C else -2

@@ -87,6 +87,7 @@ class Attention:
             T = documents.size(1)
             return Packed(self.kind, tables={w: make(documents, w) for w in {0, *(w for w in self._windows if w < T)}})
         if starts is None or extent is None:
+            # A document begins where its number is another than the one before it, and with every row.
             new = torch.ones_like(documents, dtype=torch.bool)
             new[:, 1:] = documents.diff(dim=1) != 0
             found = torch.cat([new.flatten().nonzero()[:, 0], torch.tensor([new.numel()], device=new.device)])
@@ -98,6 +99,7 @@ class Attention:
     def of_rows(self, tokens: Tensor) -> Packed | None:
         """Return the same where each row of (B, T) tokens is one document; None where PyTorch's own attention will do."""
         B, T = tokens.shape
+        # Whole sequences without anything special: PyTorch's own attention is the fastest, and needs no tables.
         if not self._own and all(w >= T for w in self._windows):
             return None
         if self.kind in ("flex", "mask"):
@@ -248,6 +250,7 @@ def attend(
         scale = D**-0.5 if scaling is None else scaling
         out = _weigh_all(query, key, value, packed.tables[window], scale, softcap, sinks, dropout)
     elif packed is not None and packed.kind != "mask":
+        # Kernels for documents take all tokens as one row: a batch's rows are documents' borders like any other.
         q, k, v = (t.transpose(1, 2).reshape(B * T, t.size(1), t.size(3)) for t in (query, key, value))
         scale = D**-0.5 if scaling is None else scaling
         flat = document_attention(q, k, v, packed.starts, packed.extent, scale, window, packed.kind)[0]
@@ -334,6 +337,7 @@ def _weigh_all(
         scores = softcap * torch.tanh(scores / softcap)
     scores = scores.masked_fill(~mask, -torch.inf)
     if sinks is not None:
+        # A sink is one column more, which takes its share of the softmax and is then dropped.
         beside = sinks.float()[None, :, None, None].expand(*scores.shape[:3], 1)
         scores = torch.cat([scores, beside], dim=-1)
     weights = scores.softmax(-1)[..., : key.size(2)].to(query.dtype)

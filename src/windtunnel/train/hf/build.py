@@ -106,6 +106,7 @@ def build_hf(
     again = len(blocks) - kept_blocks if recompute == "block" else 0
     if compile:
         work_in_place(blocks[:again])
+    # Before sharding, after which each rank would count its own part alone.
     counts = _count(model)
     _set_dtypes(model, trained=torch.float32 if master or lora is not None else compute, frozen=compute)
     mesh = make_mesh(ranks, shard)
@@ -118,6 +119,7 @@ def build_hf(
     attends = _attention(model, attention, ranks.device, compute, exact, recorded)
     network = Network(model, attends, compute, few_extents=recorded)
     if mesh is not None:
+        # Sums over ranks in the dtype of what is updated: fp32 weights would gain nothing from sums in bf16.
         reduce = torch.float32 if master or lora is not None else compute
         shard_model(network, blocks, mesh, shard=shard, compute=compute, reduce=reduce)
     materialise(network, ranks.device)
@@ -240,6 +242,7 @@ def _attention(
         # What has no such kernel, as some models' experts, goes on without.
         torch.use_deterministic_algorithms(exact, warn_only=True)
     special = special_scores(model)
+    # Embedding and head are no layers, and one of them outweighs all blocks of a small model.
     inner = sum(p.numel() for p in model.parameters() if text.vocab_size not in p.shape)
     layer = inner // max(text.num_hidden_layers, 1)
     kind = choose(wanted, device, compute, text, special, layer, recorded=recorded)
@@ -350,6 +353,7 @@ def _whole(module: nn.Module, device: torch.device) -> nn.Module:
     """Return a stand-in of the module with its own parameters whole in fp32; it shares the buffers."""
     # Not copy.copy, which would construct anew a module that FSDP2 has wrapped.
     whole = object.__new__(type(module))
+    # Transformers' own `_init_weights` asks for the type and attributes of a module: a stand-in has them all.
     whole.__dict__.update(module.__dict__)
     shapes = {key: p.shape for key, p in module._parameters.items() if p is not None}
     frozen = FrozenFP8.of(module)

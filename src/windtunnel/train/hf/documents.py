@@ -41,6 +41,7 @@ def document_attention(
         (N, H, E), and the logarithms of the softmax's sums (H, N) fp32.
     """
     documents, longest = extent.tolist()
+    # `starts` has room for as many documents as there are tokens, so that its shape never changes.
     bounds, left = starts[: documents + 1], window - 1 if window else None
     if kind == "split":
         return _split(q, k, v, bounds.tolist(), scale, window)
@@ -139,7 +140,12 @@ def _split(q: Tensor, k: Tensor, v: Tensor, bounds: list[int], scale: float, win
     for start, end in _filled(bounds):
         part = slice(start, end)
         one = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            *_heads_first(q, k, v, part), 0.0, not window, attn_mask=_near(end - start, window, q), scale=scale
+            # PyTorch's CPU kernel is causal by itself; with a window the mask says everything.
+            *_heads_first(q, k, v, part),
+            0.0,
+            not window,
+            attn_mask=_near(end - start, window, q),
+            scale=scale,
         )
         out[part], sums[:, part] = one[0][0].transpose(0, 1), one[1][0].view(q.size(1), -1)
     return out, sums

@@ -110,11 +110,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
             else:
                 x_part, target, factor = (None if t is None else t.index_select(0, rows[part]) for t in (x, targets, factors))
             logits = x_part @ weight.T
+            # The new tokens' columns are computed again by the rows that are trained: the frozen table's are only
+            # placeholders.
             if trained is not None:
                 logits[:, own] = x_part @ trained.T
             slope = None if cap is None else _cap_(logits, *cap)
             if objective is not None:
                 at = torch.arange(start, start + target.numel(), device=x.device) if rows is None else rows[part]
+                # The objective needs log-probabilities first, so that logits are kept until its derivative is known: that is
+                # the factor of the gradient.
                 value, derivative = objective(-_loss_and_gradient_(logits, target, None, False), at)
                 factor = -derivative  # the cross-entropy is minus the log-probability
                 total += torch.where(target >= 0, value, 0.0).sum()
@@ -135,6 +139,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if grad_t is not None:
                 _add_product_(grad_t, logits[:, own].T, x_part)
             del logits, slope
+        # The loss is the last operation, its gradient a number: what was computed in the forward pass is only scaled later.
         ctx.save_for_backward(grad_x, *(None if g is None else g.to(weight.dtype) for g in (grad_w, grad_t)))
         ctx.mark_non_differentiable(losses)
         return losses, total if objective is not None else (losses if factors is None else losses * factors).sum()

@@ -45,6 +45,7 @@ class TokenRows(nn.Module):
         """
         at = tokens - self.first
         rows = F.embedding(at.clamp(0, self.end - self.first - 1), self.rows.to(embedded.dtype))
+        # Looked up with every token, in place by a mask: shapes that depend on the batch could not be compiled.
         new = (tokens >= self.first) & (tokens < self.end)
         return torch.where(new[..., None], rows if scale is None else rows * scale.to(rows.dtype), embedded)
 
@@ -74,6 +75,7 @@ def train_rows(model: PreTrainedModel, new: NewRows) -> None:
             "--set model.adapter=null, or --set data.tokenizer.add=[]",
         )
     setattr(embedding, NAME, TokenRows(new, embedding.weight.size(1)))
+    # Tied tables stay tied: one set of rows gets both gradients.
     tied = head.weight is embedding.weight
     setattr(head, NAME, getattr(embedding, NAME) if tied else TokenRows(new, head.weight.size(1)))
 

@@ -83,6 +83,7 @@ def plain_model(job: HFJob, dtype: torch.dtype) -> PreTrainedModel:
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
     model.to_empty(device=job.ranks.device)
+    # Memory made anew is apart again for what was one table.
     model.tie_weights()
     write_plain(job, model, dtype)
     # What is computed from the config and not saved, such as the frequencies of rotary embeddings.
@@ -271,6 +272,7 @@ def load_weights(model: PreTrainedModel, folder: Path, new: NewRows | None = Non
     """
     experts = load_experts(model, folder)
     files, wanted = decoded_weights(folder), _places(model)
+    # Of experts a rank reads its share alone; they never exist whole.
     files = {name: read for name, read in files.items() if name not in experts}
     tables = () if new is None else token_tables(model)
     beside = rows_beside(model)
@@ -280,6 +282,7 @@ def load_weights(model: PreTrainedModel, folder: Path, new: NewRows | None = Non
             continue
         if new is not None and name in tables:
             tensor = new.begin(tensor)
+        # Before it is written: a broadcast would fill a table from one row without a word.
         if tuple(tensor.shape) != place.shape:
             raise UserError(
                 f"{folder}: {name} is of shape {list(tensor.shape)}, its config.json asks for {list(place.shape)}",
