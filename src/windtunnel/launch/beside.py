@@ -39,6 +39,7 @@ def find_beside(folder: Path, name: str, recipe: Recipe) -> Beside:
     Raises:
         UserError: the trainings are in a folder of the former name: they would be done anew beside those that are there.
     """
+    # Taken up under the new name without a word, finished trainings would be paid for a second time.
     former, now = folder / FORMER, folder / FOLDER
     if former.is_dir() and not now.exists():
         raise UserError(f"{former}: trainings beside a run are now in {now}", f"mv {former} {now}")
@@ -88,4 +89,5 @@ def train_beside(
 def _same(trained: Recipe, asked: Recipe) -> bool:
     """Return whether both are the same training of the same length; what one leaves to be derived the other must too."""
     left, right = (json.dumps(r.budget.model_dump(mode="json"), sort_keys=True) for r in (trained, asked))
+    # Either way round: a key that only one of them gives is a difference to the other.
     return left == right and first_difference(trained, asked) is None and first_difference(asked, trained) is None

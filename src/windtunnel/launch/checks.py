@@ -53,6 +53,7 @@ def _commands(found: Findings, context: Context, script: BatchScript, say: Say) 
         found.problem(f"{script.path} starts nothing", f"add a line such as: {_train(context)}")
         return
     body = "\n".join(script.commands)
+    # Variables are for the shell to fill in, options are no recipes.
     for name in re.findall(r"windtunnel\s+train\s+([^\s\\-][^\s\\]*)", body):
         if "$" not in name and Path(name).name != Path(context.source).name:
             found.warn(f"{script.path} trains {name}, this check is of {context.source}")
@@ -111,6 +112,7 @@ def _against_plan(found: Findings, context: Context, script: BatchScript) -> Non
     limit = script.seconds
     if plan.fits and limit is not None and limit < plan.hours * 3600:
         what = f"--time={script.options['time']} is less than the {plan.hours:.2f} h of the plan"
+        # A tenth more than planned.
         hours, minutes = divmod(int(plan.hours * 66) + 1, 60)
         found.problem(what, f"#SBATCH --time={hours:02d}:{minutes:02d}:00, or --set budget.hours={limit / 3600:.2g}", shows="end")
     elif plan.fits and limit is None and script.options.get("time", "").upper() not in UNLIMITED:
@@ -129,6 +131,7 @@ def _partition(found: Findings, script: BatchScript) -> str:
     sinfo = shutil.which("sinfo")
     if sinfo is None:
         return "no Slurm here to ask about the partition"
+    # One line for each partition and state of nodes: of a partition there may be several.
     done = _ask([sinfo, "--noheader", "--format=%P|%a|%l|%D|%G"])
     if done is None or done.returncode != 0:
         said = "does not answer" if done is None else (done.stderr.strip().splitlines() or ["failed"])[0]
@@ -247,6 +250,7 @@ def ranks(context: Context, say: Say) -> Evidence:
         return Evidence(text, absent="rehearse on the target: only data-parallel ranks can be tried here")
     recipe, vocab = _scaled(context)
     say("one process and two")
+    # Side by side: each waits for its processes, and a check has a time limit.
     with ThreadPoolExecutor(2) as pool:
         jobs = [
             pool.submit(

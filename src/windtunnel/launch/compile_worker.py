@@ -37,6 +37,7 @@ def main() -> int:
     """
     part, given = sys.argv[1], json.load(sys.stdin)
     done = mark(part, given["key"])
+    # Compilers are other people's code: one that hangs must not be waited for at every start to come.
     late = threading.Timer(COMPILING_SECONDS, _give_up, [part, done])
     late.daemon = True
     late.start()
@@ -73,6 +74,7 @@ def _compile(part: str, recipe: Recipe) -> None:
         compile_attention(recipe_shape(recipe, plan.vocab), COMPUTE[plan.layout.precision], backward=part == BACKWARD)
         return
     layout = small_layout(plan.layout)
+    # Compiling takes a step, and a step takes memory: only a small share of what the ranks are about to fill.
     logits = layout.micro_tokens * plan.vocab * 8
     assert rig.gpu is not None
     if plan.params * BYTES_PER_PARAMETER + logits > MOST_MEMORY * rig.gpu.memory_gib * GIB:
@@ -85,6 +87,7 @@ def _compile(part: str, recipe: Recipe) -> None:
 
 def small_layout(layout: Layout) -> Layout:
     """Return a layout of one rank and few tokens for which the same kernels are compiled."""
+    # Kernels differ by whether 16 divides a size; the fewest sequences for which it divides the same sizes will do.
     few = math.gcd(layout.micro_batch, SPECIAL // math.gcd(layout.sequence, SPECIAL))
     if few == 1 < layout.micro_batch:  # kernels of one sequence may be others
         few = 3 if layout.sequence % SPECIAL else 2

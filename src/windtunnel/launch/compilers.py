@@ -45,6 +45,7 @@ class Compilers:
     def __init__(self, recipe: Recipe, parts: Sequence[str], key: str = "") -> None:
         given = json.dumps({"recipe": recipe.model_dump(mode="json"), "key": key})
         self._processes = [_start(part, given) for part in parts]
+        # Ranks wait for these processes before they compile for themselves.
         name_compilers(process.pid for process in self._processes)
 
     @classmethod
@@ -73,6 +74,7 @@ def key_of(recipe: Recipe, gpu: str) -> str:
     """Return what names the kernels of a recipe: two with the same key need the same, as far as that can be told at once."""
     stage = recipe.training[0]
     parts = [
+        # Whatever changes kernels: another version of any of these compiles others.
         gpu, [installed(package) for package in _PACKAGES], recipe.model.model_dump(mode="json"),
         recipe.layout.model_dump(mode="json"), recipe.data.tokenizer.model_dump(mode="json"),
         [str(getattr(stage, name, None)) for name in _OF_STAGE], recipe.trm.model_dump(mode="json") if recipe.trm else None,
@@ -98,6 +100,7 @@ def installed(package: str) -> str | None:
 
 
 def _start(part: str, given: str) -> subprocess.Popen[str]:
+    # It is no rank of the job that starts it, and would wait for the others.
     alone = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
     environment = {**ALLOCATOR, **{name: value for name, value in os.environ.items() if name not in alone}}
     command = [sys.executable, "-m", "windtunnel.launch.compile_worker", part]

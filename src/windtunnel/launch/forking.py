@@ -100,6 +100,7 @@ class Forker:
                 while pid not in self._codes and self._port.poll():
                     self._take(0.0)
             except (EOFError, OSError):
+                # Programs end with what forked them: the kernel tells them that their parent died.
                 self._codes.setdefault(pid, -signal.SIGKILL)
             return self._codes.get(pid)
 
@@ -128,12 +129,14 @@ def _serve(port: Connection) -> NoReturn:
     children = set[int]()
     try:
         while True:
+            # All that have ended since the last look.
             while children:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if not pid:
                     break
                 children.discard(pid)
                 port.send((pid, os.waitstatus_to_exitcode(status)))
+            # Without children there is nothing to look after, and the process sleeps.
             if not port.poll(TICK if children else None):
                 continue
             words, environment, folder, output = port.recv()
@@ -180,6 +183,7 @@ def _code(module: str) -> int:
     try:
         count_threads()
         loaded = import_module(module)
+        # As `python -m` does with a package.
         main: Callable[[], int | None] = (import_module(f"{module}.__main__") if hasattr(loaded, "__path__") else loaded).main
         return main() or 0
     except SystemExit as error:
@@ -187,6 +191,7 @@ def _code(module: str) -> int:
             return error.code or 0
         print(error.code, file=sys.stderr)
         return RAISED
+    # Whatever it is: an exception must not come back into the process that forks, in whose copy this runs.
     except BaseException:
         import traceback
 

@@ -86,6 +86,7 @@ def train_run(
             except BaseException as error:
                 if isinstance(error, Exception) and run.take_back():
                     view.say(f"taken back, since nothing was saved with it: {'; '.join(run.changes)}")
+                # Recorded before it is raised: the run's folder has to say how it ended, whoever reads it.
                 raise _ended(run.path, error, view) from None
             _learn(run.path)
             if not isolated:  # whoever asked for that has more to say about the run first
@@ -160,6 +161,7 @@ def trainer_of(recipe: Recipe) -> Callable[..., int]:
 
 def _train(run: RunFolder, view: View, options: Options, *, as_json: bool, isolated: bool, output: Any) -> int:
     """Train here, or in processes of their own; return the exit code."""
+    # This process does for one rank, and starts at once; ranks that were made ready have imported all it would import.
     ranks = run.manifest["plan"]["layout"]["ranks"]
     placed = run.recipe.rl is not None and run.recipe.rl.placement == "ray"
     if ranks == 1 and not isolated and not placed and not options.ready:
@@ -183,9 +185,11 @@ def _ended(folder: Path, error: BaseException, view: View) -> BaseException:
     if isinstance(error, KeyboardInterrupt):  # StoppedEarly too: before there was anything to save
         record_end(folder, f"{str(error) or 'Ctrl-C twice'}: ended without saving", status="stopped")
         return error
+    # SystemExit and its like: somebody asked for it, and nothing is recorded.
     if not isinstance(error, Exception):
         return error
     told = error if isinstance(error, UserError) else _crashed(folder, error)
+    # Unless the rank itself has recorded more.
     if record_end(folder, told.message, lines=_last_lines(folder)):
         write_page(folder, view.say)
     return told

@@ -31,6 +31,7 @@ def look_ahead(recipe: Recipe, ahead: Ahead, options: Options, say: Say) -> None
     rig = rig_of(options)
     if recipe.budget.dollars is not None and rig.dollars_per_hour is None:
         return  # refused with the price that is missing
+    # What a budget is for is all stages together: those before these have spent their part of it.
     mine = recipe.model_copy(update={"stages": {stage.name: stage for stage in recipe.training[ahead.first : ahead.last + 1]}})
     spent = ahead.before
     planned = plan_stages(
@@ -49,6 +50,7 @@ def look_ahead(recipe: Recipe, ahead: Ahead, options: Options, say: Say) -> None
         say(_announced(planned))
         for warning in depth_warnings(planned):
             say(f"warn: {warning}")
+    # The stage that starts now tries its own when it starts; later ones would fail after hours that were paid for.
     for later in recipe.training[ahead.first + 1 : ahead.last + 1]:
         if isinstance(later, GRPO) and later.placement == "local":
             _try_judges(later, say)

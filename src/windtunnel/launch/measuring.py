@@ -89,6 +89,7 @@ def calibrate(recipe: Recipe, rigs: Sequence[Rig], *, say: Callable[[str], None]
     trial = try_steps(recipe, plan.layout, steps=STEPS, vocab=plan.vocab, say=say)
     if trial.failure or trial.reserved_gib is None or trial.step_seconds is None:
         raise _failed(plan, trial)
+    # Kept by GPU: plans for the same kind of GPU anywhere are corrected by it.
     file = observe(
         plan.to_json(),
         rig.gpu.name,
@@ -97,6 +98,7 @@ def calibrate(recipe: Recipe, rigs: Sequence[Rig], *, say: Callable[[str], None]
         steps=trial.steps,
         versions=trial.versions,
     )
+    # Planned again, so that the user sees what the measurement changed.
     return Calibration(plan, trial, make_plan(recipe, rig), file)
 
 
@@ -132,6 +134,7 @@ def observe_run(run: Path) -> Path | None:
     if gpu is None or plan.get("reserved_gib") is None or user_path(gpu) is None:
         return None
     with MetricsReader(run / "metrics.sqlite") as metrics:
+        # The latest steps: a run that was resumed on another machine has measured this one in the end.
         seconds = [point.value for point in metrics.series("step_seconds")][WARM_UP:][-MOST_STEPS:]
         memory = [point.value for point in metrics.series("memory_gib")][WARM_UP:][-MOST_STEPS:]
     if len(seconds) < LEAST_STEPS or not memory:

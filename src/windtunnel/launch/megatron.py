@@ -74,6 +74,7 @@ def render_job(
     from windtunnel.data import prepare
 
     prepared = prepare(recipe)
+    # Under a name of its own until it is whole: a job that lacks a file would fail on rented nodes.
     partial = to.with_name(f"{to.name}.partial-{os.getpid()}")
     try:
         (partial / "data").mkdir(parents=True)
@@ -125,10 +126,12 @@ def _job(recipe: Recipe, plan: Plan, config: dict[str, Any], source: str, sequen
     assert stage is not None
     every = stage.validate_every.steps or max(1, round((stage.validate_every.seconds or 0.0) / plan.step_seconds))
     save = recipe.checkpoints.every
+    # As many whole batches as there are: the last one is not filled up.
     most = max(1, min(sequences["validation"], stage.validation_tokens // layout.sequence) // layout.batch_sequences)
     peak = plan.hyper["learning_rate"]
     parts = layers_of_stages(int(config["num_hidden_layers"]), layout.pipeline)
     kinds = [["decoder"] * len(part) for part in parts]
+    # Megatron counts embedding and loss as layers of the first and the last stage.
     kinds[0] = ["embedding", *kinds[0]]
     kinds[-1] = [*kinds[-1], "loss"]
     return {
@@ -186,6 +189,7 @@ def _write_packs(file: ConversationFile, sequence: int, path: Path) -> int:
     schema = pyarrow.schema({"input_ids": ids, "loss_mask": flags, "seq_start_id": ids})
     packing = file.packing(sequence)
     with parquet.ParquetWriter(path, schema) as writer:
+        # A few rows at a time: packed data may be larger than memory.
         for first in range(0, len(packing), ROWS_AT_ONCE):
             rows = []
             for pack in range(first, min(first + ROWS_AT_ONCE, len(packing))):
@@ -204,6 +208,7 @@ def _write_packs(file: ConversationFile, sequence: int, path: Path) -> int:
 
 def _script(recipe: Recipe, plan: Plan, rig: Rig) -> str:
     """Return the batch script: one torchrun a node, and the steps one after the other."""
+    # With the plan's own error: a job that is cut off an hour before its end costs more than a longer request.
     minutes = AROUND + math.ceil(60 * plan.hours * (1 + plan.error.get("time", 0.0)))
     return f"""#!/bin/bash
 #SBATCH --job-name={recipe.name}

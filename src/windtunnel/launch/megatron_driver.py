@@ -65,6 +65,7 @@ def compare(job: dict[str, Any], model: list[Any]) -> None:
     from megatron.core import parallel_state
 
     stage = parallel_state.get_pipeline_model_parallel_rank()
+    # By pipeline stage: tensor-parallel ranks of a stage have the same names and shapes.
     expected = {
         name: tuple(shape) for name, shape in json.loads((HERE / "parameters.json").read_text(encoding="utf-8"))[stage].items()
     }
@@ -89,6 +90,7 @@ def shapes_of(module: Any) -> list[tuple[str, tuple[int, ...]]]:
     named = [*module.named_parameters(), *((n, b) for n, b in module.named_buffers() if n.endswith("router.expert_bias"))]
     found = []
     for name, tensor in named:
+        # Each wrapper (DDP, mixed precision) puts its own before the names.
         while name.startswith("module."):
             name = name.removeprefix("module.")
         found.append((name, tuple(tensor.shape)))
@@ -146,6 +148,7 @@ def config_of(job: dict[str, Any]) -> Any:
             lr_warmup_iters=rate["warmup_steps"], lr_wsd_decay_iters=rate["decay_steps"], lr_wsd_decay_style="linear",
         ),
         ddp=DistributedDataParallelConfig(
+            # Sums in fp32 and over tokens, as the package's own engine does: losses of both can be compared.
             use_distributed_optimizer=sharded, grad_reduce_in_fp32=True, overlap_grad_reduce=True, check_for_nan_in_grad=True,
             average_in_collective=False,
         ),

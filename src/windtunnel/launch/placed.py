@@ -116,6 +116,7 @@ def run_on_cluster(
                 raise
             newest = CheckpointStore(folder / "checkpoints").newest_good()
             step = 0 if newest is None else newest.step
+            # Nothing was gained since the last start: it would fail in the same way again.
             if left is None and attempt and step <= reached:
                 raise
             reached = step
@@ -179,6 +180,7 @@ def most_of(wanted: Wanted, nodes: Sequence[Node], prompts: int) -> Wanted | Non
         prompts: of a round, of which each learner gets as many.
     """
     for learners in range(wanted.learners, 0, -1):
+        # Each learner has as many engines, or some would wait for the others' answers.
         shares = range(wanted.engines // learners, 0, -1) if wanted.engines else [0]
         for share in shares if prompts % learners == 0 else []:
             found = replace(wanted, learners=learners, engines=share * learners)
@@ -242,6 +244,7 @@ def _once(
 
 
 def _environment() -> dict[str, str]:
+    # Nodes have environments of their own, and logs show what an actor was started with: no secret travels.
     passed = {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON) and name not in KEPT_HERE}
     return {name: value for name, value in passed.items() if not any(word in name for word in SECRET)}
 
@@ -266,6 +269,7 @@ class Missed:
             return self._told
         self._looked, nodes = now, nodes_of()
         missing = lacking(self._wanted, nodes) if len(nodes) < self._there else ""
+        # From when it was first missed; a node that is back in time has never been away.
         self._since = (self._since or now) if missing else None
         late = self._since is not None and now - self._since >= BACK_SECONDS
         self._told = f"stopped: {self._there - len(nodes)} of {self._there} nodes are lost, and {missing}" if late else ""
@@ -353,6 +357,7 @@ class PlacedRank:
         for number, reference in asked.items():
             with contextlib.suppress(Exception):
                 text = answer_of(reference, f"learner {number}: its stack", CALL_SECONDS)
+                # A node that does not answer has no stack; the others' still tell who hangs.
                 found |= {number: Stack(text)} if text else {}
         return found
 
@@ -360,10 +365,12 @@ class PlacedRank:
         """Take in how it is, once it has answered; an actor that does not answer, or is gone, is a rank that is gone."""
         import ray
 
+        # Once lost, always lost: a rank that comes back later has missed the others' collectives.
         self._lost = self._lost or self._missed.why()
         if self._lost:
             return
         now = time.monotonic()
+        # One question at a time, and never waited for: this is called for every rank in turn.
         if self._asked is None:
             if now - self._at > LOOK_SECONDS:
                 self._asked = self._actor.look.remote()

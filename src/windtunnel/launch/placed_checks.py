@@ -48,6 +48,7 @@ def require_alike(nodes: Sequence[tuple[str, str]], folder: Path, recipe: Recipe
         )
         for node, _ in nodes
     ]
+    # This machine drives the job and trains nothing: vLLM is the nodes' affair.
     here = facts_of(str(folder.resolve()), None if model is None else str(model), False, None)
     for reference, (_, name) in zip(asked, nodes, strict=True):
         sent = time.time()
@@ -98,6 +99,8 @@ def judge_node(
         raise UserError(
             f"node {name} does not see the run's folder {folder}", "put runs on a disk that all nodes mount: --root FOLDER"
         )
+    # By name and size, as hashing a model on every node would take longer than the check is worth; a node may have more
+    # files.
     unlike = sorted(file for file, size in here["model"].items() if there["model"].get(file) != size)
     if unlike:
         raise UserError(
@@ -110,6 +113,7 @@ def judge_node(
                 f"node {name} has {package} {there['packages'][package] or 'not at all'}, this machine {version}",
                 "use one environment on a disk that all nodes mount, or install the same versions",
             )
+    # Patch releases may differ; actors' pickles do not cross minor ones.
     if there["python"].rpartition(".")[0] != here["python"].rpartition(".")[0]:
         raise UserError(
             f"node {name} has Python {there['python']}, this machine {here['python']}", "use the same Python on all nodes"
@@ -119,6 +123,7 @@ def judge_node(
         raise UserError(
             f"node {name}: {'; '.join(there['gpu_faults'])}", f"leave the node out (ray stop on {name}), or have the GPU reset"
         )
+    # The answer was given at some time between question and receipt: only what lies outside is the clocks' difference.
     early, late = sent - there["time"], there["time"] - received
     if max(early, late) > SKEW_SECONDS:
         raise UserError(

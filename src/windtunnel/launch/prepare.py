@@ -50,6 +50,7 @@ def prepare_run(recipe: Recipe, options: Options, say: Say) -> RunFolder:
         UserError: bad data; a test period that the base model has read about; a plan that does not fit, with what would; a
             confirmation that is missing; a run folder of another recipe or in use.
     """
+    # In the order of what it costs to find out: seconds first, minutes of preparing data behind them.
     require_trainable(recipe)
     _require_vllm_here(recipe)
     existing = _existing(recipe, options)
@@ -236,6 +237,7 @@ def _go_on(path: Path, recipe: Recipe, rig: Rig, plan: Plan, facts: dict[str, An
 
 def _another(run: RunFolder, plan: Plan, facts: dict[str, Any]) -> UserError | None:
     """Return the refusal of a run that cannot go on with this data and plan; None: it can."""
+    # Other data under the same recipe would be another run, whose losses belong to nothing.
     before = run.manifest.get("data", {}).get("checksum", facts["checksum"])
     if before != facts["checksum"]:
         return UserError(
@@ -281,6 +283,7 @@ def rig_of(options: Options) -> Rig:
         if options.gpus > rig.gpus:
             fix = f"--gpus {rig.gpus}" if rig.gpus else "leave --gpus out"
             raise UserError(f"--gpus {options.gpus}: this machine has {rig.gpus}", fix)
+        # Half of a machine's GPUs are taken to cost half of it: on a cloud whoever rents all of it gives the price.
         share = options.gpus / rig.gpus
         price = rig.dollars_per_hour * share if rig.dollars_per_hour is not None else None
         rig = replace(rig, gpus_per_node=options.gpus, dollars_per_hour=price)
@@ -350,6 +353,7 @@ def data_lines(say: Say, clock: Callable[[], float] = time.monotonic) -> Callabl
 
     def progress(share: float, what: str) -> None:
         nonlocal task, said_at
+        # Counts behind the colon change with every call.
         begun = what.partition(":")[0]
         if begun != task or clock() - said_at >= LINE_SECONDS:
             task, said_at = begun, clock()

@@ -37,6 +37,7 @@ def share_threads(ranks: int) -> dict[str, str]:
 def described(error: BaseException) -> str:
     """Return an exception as one line: its name, its first line, and where in windtunnel it was raised."""
     first = str(error).strip().partition("\n")[0]
+    # The deepest frame of the package itself: where in PyTorch it was raised says less.
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "windtunnel" in Path(frame.filename).parts]
     first = "; ".join(filter(None, [first[:500], *getattr(error, "__notes__", ())]))
     where = f" ({Path(frames[-1].filename).parent.name}/{Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
@@ -124,6 +125,7 @@ def stage_of(path: Path) -> str:
 
 def _wait(processes: Sequence[Process], path: Path, timeout: float, say: Callable[[str], None]) -> str | None:
     deadline, told = time.monotonic() + timeout, ""
+    # One that fails ends all: the others would wait for it in a collective until its time-out.
     while None in (codes := [process.poll() for process in processes]) and not any(codes):
         stage = stage_of(path)
         if stage != told:
@@ -137,6 +139,7 @@ def _wait(processes: Sequence[Process], path: Path, timeout: float, say: Callabl
 
 def _kill(process: Process) -> None:
     """End the process and all that it started: torchrun gives its workers sessions of their own."""
+    # Before the process itself: once it is gone its children are nobody's and cannot be found.
     send_below(process.pid, signal.SIGKILL)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)  # what its own death has orphaned, such as compilers

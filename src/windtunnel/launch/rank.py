@@ -71,6 +71,7 @@ class LocalRank:
         self.number, self.began, self.stopped_since = number, time.monotonic(), None
         self.process, self._beats, self._output = process, beats, output
         self._readers = [
+            # One thread a stream: a pipe that nobody reads stops the rank that fills it.
             threading.Thread(target=self._read, args=(stream, error), daemon=True)
             for stream, error in ((self.process.stdout, False), (self.process.stderr, True))
         ]
@@ -106,6 +107,7 @@ class LocalRank:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        # What is still in the pipes is mostly why the rank ended.
         for reader in self._readers:
             reader.join(1.0)
 
@@ -122,6 +124,7 @@ class LocalRank:
 def pass_on(number: int, line: str, error: bool, output: IO[str] | None) -> None:
     """Pass on a line that a rank printed: rank 0's as it is, the others' with their number."""
     before = "" if number == 0 else f"[rank {number}] "
+    # Standard output is rank 0's alone: programs read it.
     to: Any = output or (sys.stderr if error or before else sys.stdout)
     with contextlib.suppress(OSError, ValueError):
         print(before + line, end="", file=to, flush=True)
@@ -156,6 +159,7 @@ def start_here(
     """
     # Before the environment's own, which wins.
     shared, command = {**share_threads(ranks), **os.environ, HEARTBEATS: str(beats)}, rank_command(folder, as_json)
+    # Those that wait for no rank end here: they hold memory on GPUs that the others need.
     with ready or ReadyRanks(0) as waiting:
         started = [waiting.take(command, {**shared, **rank_environment(number, ranks, port)}) for number in range(ranks)]
     return [LocalRank(number, process, beats, output) for number, process in enumerate(started)]

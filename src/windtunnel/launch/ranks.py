@@ -114,6 +114,7 @@ class _RankWatch:
         """Hand requests to stop to rank 0, which decides for all; a second Ctrl-C ends all at once."""
 
         def forward(number: int, frame: FrameType | None) -> None:
+            # Ctrl-C comes once for a checkpoint and a second time from somebody who does not want to wait for it.
             self._interrupts += number == signal.SIGINT
             if self._interrupts > 1:
                 raise KeyboardInterrupt
@@ -136,6 +137,7 @@ class _RankWatch:
             dead = [rank for rank, code in zip(self._ranks, codes, strict=True) if code]
             if dead:
                 self._failed(dead)
+            # A list, not a generator: every rank's clock must be looked at.
             if any([self._stands_still(rank) for rank in self._ranks]):
                 return
             self._look_for_a_hang()
@@ -150,6 +152,7 @@ class _RankWatch:
 
     def _failed(self, dead: Sequence[Rank]) -> NoReturn:
         """Raise why a rank ended, once the others have saved what they can; a refusal is passed on."""
+        # Python ends by a signal that came before it could set a handler: that is no failure.
         stopped = -signal.SIGTERM if self._signal == signal.SIGINT else -self._signal
         if self._asked is not None and self._ranks[0].code == stopped and self._doing(self._ranks[0]) == "starting":
             raise StoppedEarly(self._signal.name)  # it could not listen yet
@@ -186,6 +189,7 @@ class _RankWatch:
         Args:
             after: called once when some have not ended within half of `ENDING_SECONDS`, and do not save either.
         """
+        # They notice that a peer is gone within seconds; one that saves takes as long as its disk.
         began, called = time.monotonic(), False
         while any(rank.code is None for rank in self._ranks):
             gone = time.monotonic() - began
@@ -213,6 +217,7 @@ class _RankWatch:
         if rank.code is not None or rank.state() not in ("T", "t"):
             rank.stopped_since = None
             return False
+        # A debugger that looks for a moment is no hang.
         rank.stopped_since = rank.stopped_since or time.monotonic()
         if time.monotonic() - rank.stopped_since < STILL_SECONDS:
             return False
@@ -248,6 +253,7 @@ class _RankWatch:
 
     def _look_for_a_hang(self) -> None:
         """Raise RankFailed where a rank has given no sign of life for too long, twice with the same stack."""
+        # Each rank says itself how long what it does may take; whoever waits for others is not to blame.
         overdue = {rank.number: beat for rank in self._ranks if (beat := self._overdue(rank)) is not None}
         if not overdue:
             self._look = None
@@ -279,6 +285,7 @@ class _RankWatch:
 
         def order(number: int) -> tuple[bool, int, int]:
             stack = stacks.get(number)
+            # One that computes or reads a disk holds up those that wait in a collective, not the other way round.
             return stack is not None and stack.waits, overdue[number].step, number
 
         return min(overdue, key=order)
@@ -291,6 +298,7 @@ class _RankWatch:
         what = f"{how}: no sign of life for {beat.age:.0f} s{_in(stack)}"
         self._keep_stacks(stacks)
         self._say(f"warn: {self._error(rank, what, beat).message}; the ranks save what they can")
+        # An exception where it hangs, if Python still runs there; SIGKILL after that.
         rank.send(ABANDON)
         self._let_them_save(lambda: rank.send(signal.SIGKILL) if self._doing(rank) != KEEPING else None)
         raise self._error(rank, what, beat, f"the stacks of all ranks are in {self._folder / STACKS}")

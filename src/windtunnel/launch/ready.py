@@ -103,12 +103,14 @@ def _told(process: subprocess.Popen[str], work: dict[str, Any]) -> bool:
             port.write(json.dumps(work) + "\n")
     except OSError:
         return False
+    # A pipe takes a line also when whoever should read it has just ended.
     return process.poll() is None
 
 
 def end_process(process: subprocess.Popen[str]) -> None:
     """End a process that `start_rank` started, with all that it started itself."""
     with contextlib.suppress(ProcessLookupError):
+        # The whole session: compilers that a rank has started are in it.
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     for stream in (process.stdin, process.stdout, process.stderr):

@@ -20,6 +20,7 @@ def main() -> int:
         its code; 0 where standard input ends first.
     """
     number, *modules = sys.argv[1:]
+    # Both take seconds, CUDA in the driver and imports in Python: they go on side by side.
     starting = start_cuda(int(number))
     for module in ("windtunnel.launch.worker", "windtunnel.train.session", *modules):
         with contextlib.suppress(ImportError):  # whoever trains meets it again, and says so
@@ -29,10 +30,12 @@ def main() -> int:
     line = sys.stdin.buffer.readline()
     if not line:
         return 0
+    # Nothing more comes by the pipe, and a run is to find no input, as one that was started by itself.
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
     work = json.loads(line)
+    # All of it, also what is no longer set: the run is to find what it would have found as a process of its own.
     os.environ.clear()
     os.environ.update(work["environment"])
     count_threads()

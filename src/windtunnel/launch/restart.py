@@ -51,6 +51,7 @@ def bring_job(url: str, root: Path, say: Callable[[str], None], recipe: Recipe |
     Raises:
         UserError: another machine trains the run; the store or the run cannot be read.
     """
+    # Backwards through the stages: each run names the one before it, whose weights and gates are asked for.
     brought = run = bring_run(url, root, say, to_train=True, aside=recipe is not None)
     if recipe is not None:
         _name_files_here(run, recipe)
@@ -75,6 +76,7 @@ def _name_files_here(run: Path, recipe: Recipe) -> None:
 
     That their content is the same is for the checksum of the data to tell.
     """
+    # Only where files are is taken over; whatever else differs is for the checks of a resumed run to refuse.
     asked = recipe.model_dump(mode="json")
     for file in {run / "recipe.yaml", RunFolder.open(run).job_path}:
         own = load_recipe(file)

@@ -50,6 +50,7 @@ class Stack:
         if not self.frames:
             return False
         file, line, _ = self.frames[0]
+        # A collective is called by way of a few frames of PyTorch's own; what is deeper is some other work.
         inside = any("torch/distributed/" in name for name, _, _ in self.frames[:3])
         return inside or _SHARED.search(linecache.getline(file, line)) is not None
 
@@ -64,6 +65,7 @@ class Stack:
         if not self.frames:
             return ""
         file, line, name = self.frames[0]
+        # PyTorch's frame says what hangs, the package's own why it was called.
         ours = next((f for f in self.frames[1:] if "/windtunnel/" in f[0]), None)
         called = f", called from {ours[0]}:{ours[1]} ({ours[2]})" if ours and "/windtunnel/" not in file else ""
         return f"{file}:{line} ({name}){called}"
@@ -83,6 +85,7 @@ def ask(folder: Path, processes: Mapping[int, int], stopped: int | None = None) 
         with contextlib.suppress(OSError):
             before[rank] = _file(folder, rank).stat().st_size
             os.kill(process, STACK_SIGNAL)
+            # A process that is stopped answers a signal only when it goes on.
             if rank == stopped:
                 os.kill(process, signal.SIGCONT)
     limit = time.monotonic() + ANSWER_SECONDS

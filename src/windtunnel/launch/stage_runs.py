@@ -47,6 +47,7 @@ def position_of(path: Path) -> StageRun:
     if not path.exists():
         raise UserError(f"no run folder {path}", "leave --run out to start a new run")
     manifest = RunFolder.open(path).manifest
+    # What the runs before it took stands in its own manifest: their folders may be gone by now.
     told = manifest.get("before")
     before = None
     if told:
@@ -85,6 +86,7 @@ def held_run(recipe: Recipe, number: int, root: Path, again: str) -> StageRun:
         why = _unusable(recipe, stage, run)
         if why is None:
             return run.with_spent()
+        # Of several runs the newest is the one that the user has in mind.
         reasons.append(why)
     what = reasons[0] if reasons else f"there is no run of {stage.name} under {root}"
     asked = recipe.training[number + 1].name
@@ -102,6 +104,7 @@ def judge(recipe: Recipe, stage: TrainingStage, run: Path) -> tuple[GateResult, 
     """
     if stage.gates is None:
         return ()
+    # By the gates that the recipe has now: whoever loosened one does not want to train again.
     own = stage_recipe(recipe, stage.name)
     manifest = RunFolder.open(run).manifest
     with MetricsReader(run / "metrics.sqlite") as metrics:
@@ -126,6 +129,7 @@ def _difference(recipe: Recipe, run: StageRun) -> str | None:
 
 def _other_length(recipe: Recipe, run: StageRun) -> str | None:
     own, trained = stage_recipe(recipe, run.stage or ""), RunFolder.open(run.path).recipe
+    # Lengths alone: dollars and hours are spent over all stages and differ from run to run.
     lengths = ((f"budget.{name}", getattr(trained.budget, name), getattr(own.budget, name)) for name in LENGTHS)
     return next((_differs(*item) for item in lengths if item[1] != item[2]), None)
 
@@ -135,6 +139,7 @@ def _differs(key: str, there: object, here: object) -> str:
 
 
 def _unusable(recipe: Recipe, stage: TrainingStage, run: StageRun) -> str | None:
+    # From what is cheap to see to what takes reading all metrics.
     other = other_training(recipe, run)
     if other is not None:
         return f"{run.path} is of another recipe: {other}"
@@ -148,6 +153,7 @@ def _unusable(recipe: Recipe, stage: TrainingStage, run: StageRun) -> str | None
 
 def _runs(recipe: Recipe, root: Path) -> Iterator[StageRun]:
     """Yield the recipe's runs of stages that it has, newest first; damaged ones are left out."""
+    # The recipe may have lost a stage, or another recipe may have its name.
     names = {stage.name for stage in recipe.training}
     for summary in list_runs(root):
         if summary.status != "damaged" and summary.recipe == recipe.name and summary.stage in names:

@@ -92,12 +92,14 @@ def run_stages(
     Raises:
         UserError: no such stage; the gates of the stage before it did not hold; a stage that does not fit or cannot be paid.
     """
+    # Every stage is a run of its own, so that a stopped job is found by its newest run alone.
     position = _position(recipe, options, stage, again)
     last = position.number if stage is not None else len(recipe.training) - 1
     if position.run is not None and not _still_held(recipe, position, views, report):
         return GATE_FAILED
     while True:
         here = recipe.training[position.number]
+        # The last stage is always asked again: with a longer budget it goes on.
         ended = position.run is not None and position.number < len(recipe.training) - 1 and has_ended(recipe, position.run)
         if not ended:
             code, folder = _train(recipe, here, position, last, options, views, as_json)
@@ -156,6 +158,7 @@ def _train(
         taken, paid = (before.hours, before.dollars) if before is not None else (0.0, 0.0)
         own = stage_recipe(recipe, stage.name, hours=taken, dollars=paid)
         if before is not None:
+            # A stage that begins with nothing left would build a model only to stop.
             gone = [name for name in ("dollars", "hours") if getattr(own.budget, name) == 0]
             if gone:
                 view.say(f"budget.{gone[0]} is for all stages and is spent: stage {stage.name} does not begin")
@@ -173,6 +176,7 @@ def _still_held(recipe: Recipe, position: Position, views: Callable[[], View], r
     """Judge the runs of the stages before the one to go on with, the latest first, by the gates that the recipe has now."""
     before, number = position.before, position.number - 1
     while before is not None and number >= 0:
+        # Deleted to save room: what its gates said then counts.
         if not before.path.exists():
             with contextlib.closing(views()) as view:
                 name = recipe.training[number].name

@@ -54,6 +54,7 @@ def stop_run(folder: Path, *, seconds: float, kill: bool = False, say: Callable[
     if kill:
         _kill(folder, by)
         return _stands(folder)
+    # Who asked is written down: several people may watch a run.
     asked = f"windtunnel stop, by {_user()} on {socket.gethostname()}"
     try:
         write_atomic(folder / STOP_FILE, asked + "\n")
@@ -65,6 +66,7 @@ def stop_run(folder: Path, *, seconds: float, kill: bool = False, say: Callable[
         by.send(signal.SIGTERM)
     say(f"asked {by} to save and end")
     began = reminded = time.monotonic()
+    # Held by somebody else means that the run has ended and was begun again: that one was not asked to stop.
     while (left := holder(folder)) is not None and left == by and time.monotonic() - began < seconds:
         if time.monotonic() - reminded > REMIND_SECONDS:
             reminded = time.monotonic()

@@ -58,11 +58,13 @@ def supervise(*, detach: bool = False, as_json: bool = False) -> None:
     Raises:
         SystemExit: in the supervisor, with the job's exit code.
     """
+    # Two forks: the command that waits, the supervisor, and the job below it.
     released = _detached() if detach else None
     pipes = [os.pipe() for _ in range(3)]
     # What stands in the buffers would be printed twice, by either process.
     sys.stdout.flush()
     sys.stderr.flush()
+    # The job draws its view on the terminal itself; what goes through the pipe is the log's.
     terminal = os.dup(_OUT) if os.isatty(_OUT) and not as_json and not detach else None
     child = os.fork()
     if child == 0:
@@ -95,6 +97,7 @@ def _become_job(write: list[int], read: list[int], terminal: int | None, release
     os.environ[SUPERVISOR] = Channel(write[2], terminal).environment()
     for number in STOPPING:
         signal.signal(number, stop_early)
+    # The supervisor decides what a lost terminal means.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     threading.excepthook = _thread_failed
 
@@ -140,6 +143,7 @@ class _Supervisor:
         self._child, self._json, self._released = child, as_json, released
         self._selector = selectors.DefaultSelector()
         out = BackgroundWriter(_OUT, sys.stdout.encoding)
+        # Where both are one file one writer keeps the order of lines.
         err = out if _same_file(_OUT, _ERR) else BackgroundWriter(_ERR, sys.stderr.encoding)
         handlers: tuple[Callable[[bytes], None], ...] = (
             self._printer(out), self._printer(err), self._message,
@@ -180,6 +184,7 @@ class _Supervisor:
         """Read what the job prints until it has ended; return its status."""
         status, limit = None, 0.0
         while self._selector.get_map() and (status is None or time.monotonic() < limit):
+            # Not longer: between two reads it is looked whether the run's folder has moved.
             for key, _ in self._selector.select(0.2):
                 data = os.read(key.fd, 65_536)
                 key.data(data)
@@ -232,6 +237,7 @@ class _Supervisor:
             if self._log is not None:
                 self._log.close()
             self._log = log
+            # What came before there was a run belongs to its log too.
             for line in self._early:
                 log.write(line)
             self._early.clear()
@@ -303,6 +309,7 @@ class _Supervisor:
     def _ended(self, status: int) -> int:
         """Record the end of a job that could not; return the command's exit code."""
         code = os.waitstatus_to_exitcode(status)
+        # It has told by itself: a job that ends with a code has written why.
         if code == 0 or (code > 0 and self._run is None):
             return code
         cause = self._cause or (f"the process ended with exit code {code}" if code >= 0 else self._killed(-code))
@@ -374,6 +381,7 @@ def memory_kills(groups: Path = Path("/proc/self/cgroup"), mount: Path = Path("/
                 continue
             top, name = (mount / "memory", "memory.oom_control") if controllers else (mount, "memory.events")
             here = top / group.strip("/")
+            # A limit may be set on any group above, such as a container's.
             for folder in (here, *here.parents):
                 counts = folder / name
                 if counts.is_file():

@@ -81,6 +81,7 @@ def _model(recipe: Recipe) -> tuple[dict[str, Any] | None, list[int]]:
     from windtunnel.model import hf_shape
 
     shape = hf_shape(recipe.model.config)
+    # Numbers, since blocks themselves do not fit into JSON.
     kinds: dict[Any, int] = {}
     return shape.raw, [kinds.setdefault(block, len(kinds)) for block in shape.blocks]
 
@@ -95,5 +96,6 @@ def _run(folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
     try:
         return dict(json.loads((folder / "trace.json").read_text()))
     except OSError:
+        # A process that was killed has written nothing: its last line is the best that there is to tell.
         last = (folder / "log").read_text(errors="replace").strip().splitlines()[-1:] or ["nothing was printed"]
         return {"failure": f"the process ended with {code}: {last[0]}"}

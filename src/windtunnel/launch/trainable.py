@@ -72,6 +72,7 @@ def require_trainable(recipe: Recipe) -> None:
     if recipe.rl is not None:
         require_policy(recipe.rl)
         _require_divided(recipe.rl, recipe)
+    # Counted corpora are a plan's stand-in for data: they are told last, when everything else could be trained.
     refused = why_untrainable(recipe)
     if refused is not None and not isinstance(recipe.data.corpus, CountedCorpus):
         raise UserError(*refused)
@@ -159,6 +160,7 @@ def initial_weights(recipe: Recipe, options: Options) -> dict[str, Any] | None:
             raise UserError(f"{key}=previous: no stage before this one has been run", "run the stages in order, or name a run")
         run = options.root / str(options.before["run"])
     else:
+        # A folder before a run's name: whoever writes a path means it.
         run = Path(given).expanduser() if Path(given).expanduser().exists() else options.root / given
     if not run.exists():
         _require_fetched(str(given), key, recipe, options)
@@ -183,6 +185,7 @@ def _require_fetched(name: str, key: str, recipe: Recipe, options: Options) -> N
     if isinstance(recipe.model, HuggingFaceModel) and weights_folder(name) is not None:
         return
     place = Path(name).expanduser().parent
+    # A path into the folder of runs was meant as a run, however much it looks like OWNER/NAME.
     a_run = place.name == options.root.name or (place != Path() and place.is_dir())
     if isinstance(recipe.model, HuggingFaceModel) and hub_id(name) is not None and not a_run:
         raise MissingModel(f"{key}: the weights of {name} are not on this machine", f"windtunnel fetch {name}", name)
@@ -194,6 +197,7 @@ def _require_fetched(name: str, key: str, recipe: Recipe, options: Options) -> N
 
 def require_same_base(run: RunFolder, recipe: Recipe) -> None:
     """Refuse to go on with a run's adapter over another model than it was trained on. Raises UserError."""
+    # Adapters alone are saved: over another model they would be noise.
     recorded, model = run.manifest.get("base"), recipe.model
     if recorded is not None and isinstance(model, HuggingFaceModel) and model.adapter is not None:
         require_base(base_weights(recipe), recorded, str(run.path))
@@ -201,6 +205,7 @@ def require_same_base(run: RunFolder, recipe: Recipe) -> None:
 
 def reward_files(recipe: Recipe) -> dict[str, str]:
     """Return the checksums of the files whose functions reward, by 'key: file'; a missing one is refused later."""
+    # A reward that changed in the middle makes scores before and after different things.
     found, rl = {}, recipe.rl
     for number, source in enumerate(rl.sources if rl is not None else ()):
         file = Path((source.function or "").rpartition(":")[0]).expanduser()

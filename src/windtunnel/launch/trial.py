@@ -145,6 +145,7 @@ def _check(recipe: Recipe, layout: Layout) -> None:
         )
     if layout.offload != "none":
         raise UserError("a trial cannot keep optimizer states in CPU memory yet", "--set layout.offload=none")
+    # Recursive models keep weights whole, since every block is used many times a step.
     again, shards = not recipe.recomputes and layout.recompute != "none", ("optimizer", "full")[: 1 if recipe.supervision else 2]
     if recipe.model.kind == "gpt" and (layout.shard not in shards or again):
         raise UserError(
@@ -152,6 +153,7 @@ def _check(recipe: Recipe, layout: Layout) -> None:
             f"recompute {layout.recompute}",
             "--set layout.shard=optimizer --set layout.recompute=none",
         )
+    # Layouts for CPUs can be tried anywhere: ranks are then processes.
     if layout.device == "cuda":
         have = detect_rig(measure_cpu=False).gpus
         if layout.ranks > have:
@@ -176,6 +178,7 @@ def _run(folder: Path, ranks: int, timeout: float, say: Callable[[str], None], f
         **os.environ,
     }
     if forker is not None:
+        # By hand what torchrun does: forked processes start in milliseconds, torchrun takes seconds.
         store = open_store() if ranks > 1 else None
         whole = [environment if store is None else environment | rank_environment(i, ranks, store.port) for i in range(ranks)]
         started = [forker.start(module, each, folder / "log") for each in whole]
@@ -211,6 +214,7 @@ def _last_words(folder: Path) -> str:
 
 
 def _merged(layout: Layout, outcomes: list[dict[str, Any]], stage: str, wall: float) -> Trial:
+    # Losses are those of all ranks, whose steps end together; memory differs, and the largest counts.
     first = next(outcome for outcome in outcomes if outcome["rank"] == 0)
 
     def most(key: str) -> Any:

@@ -29,9 +29,11 @@ def main() -> int:
         0 however training ended, `CRASHED` after an unexpected exception, a UserError's code after a refusal.
     """
     stop_with_parent()
+    # A crash in C++ leaves no exception: its stack goes into the run's log with the rest of standard error.
     faulthandler.enable()
     if HEARTBEATS in os.environ:
         answer_with_stacks(Path(os.environ[HEARTBEATS]), int(os.environ.get("RANK", "0")))
+        # Raised where the rank is at work, so that a save of the last good state can follow.
         signal.signal(ABANDON, _abandon)
     folder = Path(sys.argv[1])
     view = None
@@ -43,6 +45,7 @@ def main() -> int:
     except UserError as error:
         _report(error, error.message, error.fix, error.exit_code)
         return error.exit_code
+    # The log gets the traceback; whoever watches gets one line, since several ranks may end at once.
     except (Exception, Abandoned) as error:
         log_only(folder, traceback.format_exc())
         _report(error, described(error), None, CRASHED)
@@ -60,6 +63,7 @@ def _report(error: BaseException, message: str, fix: str | None, code: int) -> N
     """Tell whoever started this rank why it ends; without such, those who read its standard error."""
     kept = "; ".join(getattr(error, "__notes__", ()))
     told = {"error": message, "fix": fix, "exit_code": code}
+    # By a file: a rank's exit code says nothing of why, and its output may be lost with a pipe.
     folder = os.environ.get(HEARTBEATS)
     if folder:
         text = json.dumps(told | {"kept": kept, "lost": isinstance(error, PeerLost | Abandoned)})
