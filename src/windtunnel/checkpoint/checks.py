@@ -42,6 +42,7 @@ def _recipe_of(context: Context, run: Path) -> Recipe:
 
 def _budget(found: Findings, recipe: Recipe, run: RunFolder, step: int, state: dict[str, object] | None) -> None:
     budget, spent = recipe.budget, load_spent(run.spent_path, state)
+    # Hours and dollars are kept in a file beside, as a killed session counts too; steps and tokens are the checkpoint's.
     used = {"dollars": spent.dollars, "hours": spent.seconds / 3600, "steps": float(step)}
     batch = ((run.manifest.get("plan") or {}).get("layout") or {}).get("batch_tokens")
     if batch:
@@ -59,6 +60,8 @@ def _data(found: Findings, context: Context, run: RunFolder) -> None:
     except UserError as error:
         found.problem(error.message, error.fix)
         return
+    # Times stand in for checksums here: reading a corpus again takes minutes, and training compares these before its first
+    # step.
     began = run.manifest.get("created") or 0.0
     newer = [file.path for file in present if Path(file.path).stat().st_mtime > began]
     if newer:

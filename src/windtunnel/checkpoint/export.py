@@ -86,6 +86,7 @@ def export_run(
     checkpoint = chosen.checkpoint
     beside = [chosen.run.path / name for name in checkpoint.beside]
     facts = {"run": chosen.run.path.name, "step": checkpoint.step, "validation_loss": checkpoint.validation_loss, "dtype": dtype}
+    # The loss goes into the folder's facts: of two exports one can tell which is the better.
     written = write_export(
         target, cast_tensors(checkpoint.part().tensors(), dtype), config=checkpoint.config, beside=beside, facts=facts,
         shard_bytes=shard_bytes,
@@ -132,8 +133,10 @@ def write_export(
     Raises:
         UserError: the folder holds something else, or cannot be written.
     """
+    # Only what an export wrote is ever replaced: --to may name somebody's home by mistake.
     if folder.exists() and not (folder / CHECKSUMS).is_file() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} is there and is no exported model", "name another folder with --to, or remove that one")
+    # Beside the folder, on the same disk: a rename there is one step, and either all is new or nothing.
     temporary = folder.with_name(f"{folder.name}.tmp-{uuid.uuid4().hex[:8]}")
     try:
         temporary.mkdir(parents=True)
@@ -169,6 +172,7 @@ def write_shards(
     made = Shards()
     numbers: dict[str, int] = {}
     for shard in _grouped(tensors, shard_bytes):
+        # How many shards there will be is known only after the last one: until then files are called by number alone.
         number = max(numbers.values(), default=0) + 1
         twice = shard.keys() & numbers.keys()
         if twice:
@@ -207,6 +211,7 @@ def _grouped(tensors: Iterable[tuple[str, Tensor]], most: int) -> Iterator[dict[
             shard, held = {}, 0
         if name in shard:
             raise ValueError(f"{name} comes twice")
+        # safetensors writes memory as it lies; a view would bring all that it is a view of.
         shard[name] = tensor.contiguous()
         held += tensor.nbytes
         del tensor
@@ -224,6 +229,7 @@ def to_disk(folder: Path) -> None:
 
 def _replace(temporary: Path, folder: Path) -> None:
     """Give a folder its name; what has that name goes after it."""
+    # Two renames, since one cannot replace a folder that is not empty; a kill between them leaves both folders whole.
     old = folder.with_name(f"{folder.name}.tmp-old-{os.getpid()}")
     if folder.exists():
         folder.rename(old)
@@ -234,6 +240,7 @@ def _replace(temporary: Path, folder: Path) -> None:
 
 def is_export(folder: Path) -> bool:
     """Return whether a folder holds exported weights, rather than a run."""
+    # A run's folder has a recipe, whatever else somebody put there.
     weights = (folder / "model.safetensors").is_file() or (folder / INDEX).is_file()
     return weights and not (folder / "recipe.yaml").is_file()
 

@@ -54,6 +54,7 @@ class Written:
 def checksum(path: Path) -> Written:
     """Return the size and checksum of a file as it is on disk. Raises OSError."""
     digest, size = xxhash.xxh3_128(), 0
+    # One buffer for all blocks: a checkpoint of hundreds of gigabytes is hashed at the disk's pace.
     buffer = memoryview(bytearray(BLOCK))
     with open(path, "rb", buffering=0) as file:
         while count := file.readinto(buffer):
@@ -127,6 +128,7 @@ class Checkpoint:
         One saved between two measurements counts as the one before it: were it left out because its own is not known, a
         damaged best one would be replaced by one of long ago.
         """
+        # Answers before losses: a lower loss with worse answers is what fine-tuning too long looks like.
         score = self.score if self.score is not None else self.near_score
         by_score = (math.inf if score is None else -score, self.score is None)
         by_loss = (math.inf if self.loss is None else self.loss, self.validation_loss is None)
@@ -175,6 +177,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     """
     try:
         data = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        # Before the format is looked at: a file that was changed by hand may say anything.
         if data["checksum"] != _manifest_checksum(data):
             raise ValueError("checksum differs, the file has changed")
         if data["format"] == FORMAT:
@@ -183,6 +186,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
                 data["validation_loss"], data["near_loss"], data["config"], _written(data["beside"]),
                 data.get("score"), data.get("near_score"),
             )  # fmt: skip
+        # Refused rather than guessed at: weights under another version's names would load as something else.
         older = data["format"] < FORMAT
     except NotADirectoryError:
         raise DamagedCheckpoint(f"damaged checkpoint {path}: a file is in the place of its folder") from None
@@ -222,6 +226,7 @@ def _written(files: Mapping[str, Any]) -> dict[str, Written]:
 
 
 def _finite(loss: float | None) -> float | None:
+    # JSON has no NaN, and no checkpoint is the best by one.
     return loss if loss is not None and math.isfinite(loss) else None
 
 

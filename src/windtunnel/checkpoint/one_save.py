@@ -145,6 +145,7 @@ class Publication:
 
     def write(self, job: Job) -> dict[str, Any]:
         """Write and read back this rank's files; returns, and on ranks other than 0 leaves, a note of what they are."""
+        # Before anything is written: spoiled weights must not push good ones out of the folder.
         if not self.staging.finite:
             raise SpoiledWeights(job.facts.step)
         if self.group.rank == 0:
@@ -162,11 +163,14 @@ class Publication:
             results = writer.write_data(self.plans[part].mine, planner).wait()
             note["extents"][part] = [(r.storage_data.offset, r.storage_data.length) for r in results]
             for name, written in writer.files.items():
+                # Read back from the disk at once: what is damaged now can be saved again, later it cannot.
                 if checksum(folder / name) != written:
                     raise OSError(errno.EIO, f"{part}/{name} does not read back as it was written")
                 note["files"][f"{part}/{name}"] = written.to_json()
             fsync_folder(folder)
         if self.group.rank != 0:
+            # By a file, not by a message: trainers' collectives are under way, and a second user of their group would mix
+            # with them.
             write_atomic(_note(job.folder, self.group.rank), json.dumps(note))
         return note
 
@@ -186,6 +190,7 @@ class Publication:
         for part in job.parts:
             planned = self.plans[part]
             assert planned.metadata is not None
+            # DCP's list of where each tensor lies, put together from what every rank noted.
             results = [write_results(plan, note["extents"][part]) for plan, note in zip(planned.all, notes, strict=True)]
             writer = PartWriter(job.folder / part)
             writer.set_up_storage_writer(True)
@@ -219,6 +224,7 @@ class Publication:
         note: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if note.get("spoiled"):
             raise SpoiledWeights(note["spoiled"])
+        # Another rank failed: its words are the ones that help.
         if "error" in note:
             raise UserError(f"checkpoint {folder.name}: rank {rank}: {note['error']}")
         return note
@@ -244,6 +250,7 @@ class Publication:
 
     def _remove_abandoned(self, job: Job) -> None:
         for path in self.store.folder.glob(f"step-*.tmp-{self.session}-*"):
+            # A save of this session that failed and could not remove its folder, such as on a disk that was away.
             if path != job.folder:
                 shutil.rmtree(path, ignore_errors=True)
 
@@ -253,6 +260,7 @@ def plan_part(store: CheckpointStore, group: Group, planner: SavePlanner) -> Pla
     from .writer import PartWriter
 
     writer = PartWriter(store.folder)
+    # DCP leaves the choice of who writes what is on every rank to rank 0, which sees all plans.
     everyone = group.gather(planner.create_local_plan())
     plans: list[SavePlan] = []
     metadata, size = None, 0
@@ -260,6 +268,7 @@ def plan_part(store: CheckpointStore, group: Group, planner: SavePlanner) -> Pla
         plans, metadata = planner.create_global_plan(everyone)
         plans = writer.prepare_global_plan(plans)
         size = sum((item.tensor_storage_size() or 0) + OVERHEAD_BYTES for plan in plans for item in plan.items)
+    # The whole size goes along: every rank tells how large a checkpoint is.
     sent = [(plan, size) for plan in plans]
     mine, size = group.scatter(sent if everyone is not None else None)
     return Planned(mine, plans, metadata, size)

@@ -55,10 +55,12 @@ def choose(checkpoints: Sequence[Checkpoint], policy: Checkpoints) -> tuple[set[
 
 def apply_retention(store: CheckpointStore, policy: Checkpoints) -> Retained:
     """Delete and reduce what the policy does not keep; damaged folders are left alone. Raises OSError."""
+    # What is damaged takes no place among the last N: it would push a good one out.
     sound = [c for c in store.all() if store.is_good(c)]
     if not sound:
         return Retained()
     keep, full = choose(sound, policy)
+    # Optimizer states are most of a checkpoint's bytes, and nobody goes on from an old one.
     reduced = [c for c in sound if c.path in keep - full and c.has_optimizer]
     for checkpoint in reduced:
         _drop_optimizer(checkpoint)
@@ -117,6 +119,7 @@ def _least_worth_first(store: CheckpointStore) -> Iterator[tuple[Checkpoint, boo
 
 def _shadowed(store: CheckpointStore, checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
     """Return sound checkpoints of the same steps as these that were saved earlier."""
+    # The same step saved again: only the later save is asked for by anybody.
     paths, steps = {c.path for c in checkpoints}, {c.step for c in checkpoints}
     return [c for c in store.every() if c.path not in paths and c.step in steps]
 

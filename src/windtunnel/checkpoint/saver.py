@@ -85,6 +85,7 @@ class Saver:
         except OSError as error:
             raise UserError(f"checkpoint folder {store.folder} cannot be made: {error.strerror or error}") from None
         if self._group.rank == 0:
+            # Rank 0 holds the run's lock: nobody else writes here.
             store.clean_stale()
         # In the names of temporary folders: one that a save of this very process left is told from a dead process's.
         self._session = self._group.scatter([uuid.uuid4().hex[:12]] * self._group.world if self._group.rank == 0 else None)
@@ -129,6 +130,7 @@ class Saver:
     def alone(self, parts: Mapping[str, Mapping[str, Value]]) -> Saver:
         """Return a saver of values that this rank has whole, into the same folder, which needs no other rank."""
         saver = Saver(self.store, parts, config=self._config, on_event=self._on_event, before_commit=self._before_commit)
+        # Hashed already, and no reason to read the files again while memory or a peer is gone.
         saver._beside = self._beside
         return saver
 
@@ -146,6 +148,7 @@ class Saver:
         """Raise DiskFull unless a checkpoint and 5 % more fit on the disk."""
         free, needed = self.store.free_bytes(), round(self.bytes(parts) * MARGIN)
         if free < needed:
+            # What a small model lacks would be 0.00 GiB.
             unit, size = ("GiB", 2**30) if needed >= 2**28 else ("MiB", 2**20)
             room = f"{free / size:,.2f} {unit} free; the checkpoint needs {needed / size:,.2f} {unit}"
             raise DiskFull(
@@ -208,6 +211,7 @@ class Saver:
         """
         self.wait_idle()
         publication = self._planned()
+        # From here on the copy is under way; the next update waits for it on the device.
         publication.staging.begin()
         self._attempt += 1
         folder = self.store.folder / f"step-{facts.step:08d}.tmp-{self._session}-{self._attempt}"
@@ -217,6 +221,7 @@ class Saver:
         if publication.staging.done and not publication.staging.finite and self._group.world == 1:
             self._outcomes.append(SpoiledWeights(facts.step))  # known at once on a CPU: no step is lost on it
             return
+        # Everything that a save needs is handed over: the trainer goes on and may change what it likes.
         writing = Background(lambda: self._run(publication, job))
         try:
             writing.start()
@@ -270,6 +275,7 @@ class Saver:
             return
         seconds, size = time.monotonic() - began, sum(file["bytes"] for file in note["files"].values())
         if path is not None:
+            # Of all ranks, as planned: rank 0 has seen its own files alone.
             size = self.bytes(job.parts)
             words = f"saved {path.name}: {size / 2**20:.1f} MiB in {seconds:.2f} s"
             self._event("checkpoint", job.facts.step, words, "info")
@@ -281,6 +287,7 @@ class Saver:
             return
         try:
             apply_retention(self.store, self._policy)
+        # The checkpoint is saved; that older ones stay costs room, no work.
         except (OSError, UserError) as error:
             self._event("retention_failed", step, f"older checkpoints could not be removed: {error}", "warn")
 
@@ -333,6 +340,7 @@ class Background:
             _thread.start_new_thread(self._work, ())
         except RuntimeError as error:
             raise MemoryError(str(error)) from None
+        # A thread without memory for its stack ends before its first line, and nothing tells so.
         if not self._begun.wait(BEGIN_SECONDS):
             with self._lock:
                 self._given_up = not self._begun.is_set()

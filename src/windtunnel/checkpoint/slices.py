@@ -90,6 +90,7 @@ def boxes(shape: Offsets, start: int, stop: int) -> Iterator[tuple[Offsets, Offs
             yield (0,) * len(shape), shape
         return
     inner = math.prod(shape[1:])
+    # The first row may be begun by another rank, and the last one ended by another.
     row, into = divmod(start, inner)
     head = min(stop, start + inner - into) if into else start
     yield from _in_row(shape, row, start, head)
@@ -101,6 +102,7 @@ def boxes(shape: Offsets, start: int, stop: int) -> Iterator[tuple[Offsets, Offs
 
 def _in_row(shape: Offsets, row: int, start: int, stop: int) -> Iterator[tuple[Offsets, Offsets]]:
     if start < stop:
+        # Inside a row the same question comes again, for a tensor of one dimension less.
         base = row * math.prod(shape[1:])
         for offsets, sizes in boxes(shape[1:], start - base, stop - base):
             yield (row, *offsets), (1, *sizes)

@@ -35,10 +35,12 @@ class Staging:
         self._checked: list[Tensor] = []
         buffers: dict[tuple[int, torch.dtype], list[tuple[int, int, Any]]] = {}
         for key, tensor in tensors.items():
+            # No stretch of a buffer: copied by itself.
             if tensor.numel() == 0 or not tensor.is_contiguous():
                 self._alone(key, tensor)
                 continue
             start = int(tensor.storage_offset()) * tensor.element_size()
+            # By dtype too, since a stretch is copied as one tensor.
             place = (tensor.untyped_storage().data_ptr(), tensor.dtype)
             buffers.setdefault(place, []).append((start, start + tensor.nbytes, key))
         for stretches in buffers.values():
@@ -61,6 +63,7 @@ class Staging:
         while stretches:
             begin, end, _ = stretches[0]
             count = 1
+            # Neighbours and overlaps, such as tied tables, become one copy.
             while count < len(stretches) and stretches[count][0] <= end:
                 end = max(end, stretches[count][1])
                 count += 1
@@ -68,6 +71,7 @@ class Staging:
             size = first.element_size()
             length = (end - begin) // size
             device = torch.empty(0, dtype=first.dtype, device=first.device)
+            # A view of the buffer that no parameter has: from the first byte of the stretch to its last.
             device.set_(first.untyped_storage(), begin // size, (length,), (1,))
             host = torch.empty(length * size, dtype=torch.uint8, pin_memory=self._cuda)
             self._copies.append((device, host.view(first.dtype)))

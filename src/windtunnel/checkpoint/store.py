@@ -44,6 +44,7 @@ class CheckpointStore:
 
     def all(self) -> list[Checkpoint]:
         """Return checkpoints whose checkpoint.json is sound, oldest first; the latest save of each step."""
+        # A step is saved again where a run went back and came to it a second time: the later save is what it came to.
         latest = {checkpoint.step: checkpoint for checkpoint in self.every()}
         return [latest[step] for step in sorted(latest)]
 
@@ -53,6 +54,7 @@ class CheckpointStore:
         for number, path in self._folders():
             try:
                 found.append((number, read_checkpoint(path)))
+            # Passed over and told, not raised: the one before it is there for this.
             except DamagedCheckpoint as error:
                 self._tell(error.message)
         return [c for _, c in sorted(found, key=lambda item: (item[1].step, item[0]))]
@@ -83,6 +85,7 @@ class CheckpointStore:
 
     def is_good(self, checkpoint: Checkpoint) -> bool:
         """Return whether every file is what was written. Read once; again only when a file's size or time changed."""
+        # Verifying reads everything: not again for every question while nothing on the disk has changed.
         stamp = _stamp(checkpoint)
         known = self._verified.get(checkpoint.path)
         if known is None or known[0] != stamp:
@@ -98,12 +101,14 @@ class CheckpointStore:
 
     def free_name(self, step: int) -> Path:
         """Return the folder that the next save of a step gets."""
+        # Never a name that is taken, not even by a damaged folder: that one may be what somebody wants to look at.
         numbers = [number for number, path in self._folders() if _step_of(path) == step]
         name = f"step-{step:08d}"
         return self.folder / (name if not numbers else f"{name}.{max(numbers) + 1}")
 
     def free_bytes(self) -> int:
         """Return the bytes free to this user on the disk that holds the checkpoints."""
+        # The folder itself is made by the first save.
         place = next(path for path in (self.folder, *self.folder.absolute().parents) if path.exists())
         return shutil.disk_usage(place).free
 
@@ -111,6 +116,7 @@ class CheckpointStore:
         """Remove what dead writers left half done. Only for the process that holds the run's lock."""
         removed = []
         for path in self.folder.glob("step-*"):
+            # Only names that this package gives to what is half done.
             if _TEMPORARY.fullmatch(path.name) and path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
                 removed.append(path.name)
@@ -157,6 +163,7 @@ def choose_checkpoint(run: Path, which: Which, purpose: str = "") -> Chosen:
     if isinstance(which, int):
         chosen: Checkpoint | None = store.at(which)
     else:
+        # The newest where nothing was ever measured, since `best` falls back to it.
         chosen = store.best() if which == "best" else store.newest_good()
     if chosen is None:
         found = "; ".join(store.problems[:2]) or "it has saved none"
@@ -164,6 +171,7 @@ def choose_checkpoint(run: Path, which: Which, purpose: str = "") -> Chosen:
             f"{run} has no {f'good checkpoint {purpose}'.rstrip()}: {found}",
             f"go on with: windtunnel train --run {run} --resume",
         )
+    # Weights under another tokenizer would answer nonsense, and nothing would say why.
     for name, written in chosen.beside.items():
         problem = differing_file(folder.path, name, written)
         if problem:
@@ -194,6 +202,7 @@ def _stamp(checkpoint: Checkpoint) -> tuple[int, ...]:
     stamp: list[int] = []
     for name in sorted(checkpoint.files):
         try:
+            # The inode as well: a file that was put in another's place may have its size and time.
             found = (checkpoint.path / name).stat()
             stamp += [found.st_ino, found.st_size, found.st_mtime_ns]
         except OSError:

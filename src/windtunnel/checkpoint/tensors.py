@@ -84,6 +84,7 @@ class Part:
             self._metadata = self._reader.read_metadata()
         except _UNREADABLE as error:
             raise self._damaged(error) from None
+        # As coordinator, though there are several ranks: each reads for itself, and no group is asked.
         self._reader.set_up_storage_reader(self._metadata, True)
         found = sorted(self._metadata.state_dict_metadata.items())
         self.entries = {name: entry for name, entry in found if isinstance(entry, TensorStorageMetadata)}
@@ -96,6 +97,7 @@ class Part:
             UserError: the checkpoint is of another model: a tensor is missing, or of another shape.
         """
         for name, value in values.items():
+            # Before the first byte: an engine half filled with another model is of no use.
             size = self.entries[name].size if name in self.entries else None
             if size != value.size():
                 found = "missing" if size is None else f"of shape {list(size)}"
@@ -104,6 +106,7 @@ class Part:
                     "use the recipe that the checkpoint was saved by",
                 )
         planner = LoadPlanner()
+        # DCP works out which boxes of the files meet those that are wanted, whatever both are cut into.
         planner.set_up_planner(dict(values), self._metadata, True)
         try:
             with torch.no_grad():
@@ -116,6 +119,7 @@ class Part:
         for name in self.entries if chosen is None else chosen:
             if name not in self.entries:
                 raise UserError(f"checkpoint {self.path} has no tensor {name}", f"it has {', '.join([*self.entries][:5])}, ...")
+            # One at a time: whoever takes them decides how much is held.
             tensor = torch.empty(self.entries[name].size, dtype=self.entries[name].properties.dtype)
             self.load({name: tensor})
             yield name, tensor
@@ -138,6 +142,7 @@ class _MetadataUnpickler(pickle.Unpickler):
     """Refuse everything but descriptions of tensors: a checkpoint may come from a stranger."""
 
     def find_class(self, module: str, name: str) -> Any:
+        # A pickle can name any function of any module, and call it when it is read.
         found = super().find_class(module, name)
         described = module == "torch.distributed.checkpoint.metadata" and isinstance(found, type)
         if described or isinstance(found, torch.dtype) or (module, name) in _HARMLESS:

@@ -65,6 +65,7 @@ class PartWriter(FileSystemWriter):
             OSError: the file could not be written.
         """
         done: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
+        # Where ranks are more than boxes.
         if not plan.items:
             done.set_result([])
             return done
@@ -72,6 +73,7 @@ class PartWriter(FileSystemWriter):
         extents = []
         with _HashedFile(Path(self.path) / name) as file:
             for item in plan.items:
+                # Each box by torch.save, one behind the other, as DCP's own reader expects them.
                 start = file.tell()
                 try:
                     torch.save(planner.resolve_data(item), cast(IO[bytes], file))
@@ -92,6 +94,7 @@ class _HashedFile:
         self.failed: OSError | None = None
 
     def write(self, block: Any) -> int:
+        # On the way through, while the block is in the cache: a second pass over the file is only to prove the disk.
         self._digest.update(block)
         try:
             return self._file.write(block)
