@@ -44,6 +44,7 @@ def fingerprint(folder: Path) -> str:
     try:
         for path in weight_files(folder):
             with open(path, "rb") as file:
+                # A safetensors file: the length of its header, the header as JSON, and behind it the tensors.
                 size = int.from_bytes(file.read(8), "little")
                 for name, entry in json.loads(file.read(size)).items():
                     if name != "__metadata__":
@@ -55,6 +56,7 @@ def fingerprint(folder: Path) -> str:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, MemoryError, OverflowError) as error:
         raise unreadable(folder, error) from None
     config = read_config(folder) if (folder / "config.json").is_file() else {}
+    # The config too: the same weights with other rotary positions are another model.
     known = {key: value for key, value in config.items() if key not in _ABOUT}
     return hashlib.blake2b(json.dumps([known, found], sort_keys=True).encode(), digest_size=16).hexdigest()
 
@@ -74,6 +76,7 @@ def base_weights(recipe: Recipe) -> Path | None:
     assert isinstance(model, HuggingFaceModel)
     if given == "random":
         return None
+    # What a stage begins with may be a run, which is no folder of weights: beneath its adapter lies the model itself.
     return (weights_folder(given) if given else None) or weights_folder(model.config)
 
 
@@ -113,6 +116,7 @@ def describing_files(recipe: Recipe, new: NewRows | None = None) -> dict[str, An
     file, folder = Path(recipe.model.config).expanduser(), find_model(recipe.model.config)
     config = read_config(file if file.is_file() else folder) if folder is not None else hf_shape(recipe.model.config).raw
     generation: dict[str, Any] = {}
+    # The weights' folder first: a config by name has no generation_config.json beside it.
     for place in (base_weights(recipe), folder):
         if place is not None and not generation:
             with contextlib.suppress(OSError, ValueError):

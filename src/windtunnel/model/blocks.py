@@ -49,6 +49,7 @@ class Linear:
     @property
     def parameters(self) -> int:
         """All parameters, those of every expert included."""
+        # `bias` is a truth value: one number for each output, or none.
         return self.matrix_parameters + self.count * self.outputs * self.bias
 
     @property

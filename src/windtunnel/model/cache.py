@@ -40,6 +40,7 @@ class KVCache:
             # Fixed here: another number of steps has another number of keys and values.
             self.supervision = model.supervision
             shape = shape.with_supervision(model.supervision)
+        # Rotary positions are known up to the sequence that the model was trained with.
         self.capacity = min(capacity or shape.sequence, shape.sequence)
         device = model.head.weight.device
         size = (shape.applications, slots, self.capacity, shape.kv_heads, shape.head_dim)
@@ -144,6 +145,7 @@ class _CachedAttention:
         attention, cache, i = block.attention, self.cache, self.applied
         self.applied += 1
         q, k, v = attention.project(x, extra, self.cos, self.sin)
+        # Written into the cache before attention reads it: the new tokens see themselves too.
         cache.keys[i].index_put_((self.rows, self.position_NT), k)
         cache.values[i].index_put_((self.rows, self.position_NT), v)
         if self.inside is not None:

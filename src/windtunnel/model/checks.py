@@ -65,6 +65,7 @@ def model(context: Context, say: Say) -> Evidence:
     if counted != gpt.shape.parameters:
         raise CheckFailed(f"the scale model has {counted:,} parameters, the plan counts {gpt.shape.parameters:,}")
     x, y = context.batch(ROWS, context.device)
+    # PyTorch's own, so that a fault of the package's optimizer is not taken for one of the model.
     optimizer = torch.optim.AdamW(gpt.parameters(), lr=LEARNING_RATE)
     losses: list[float] = []
     touched: set[str] = set()
@@ -128,11 +129,13 @@ def causality(context: Context, say: Say) -> Evidence:
         earlier[:, 0] = (earlier[:, 0] + 1) % vocab
         # Where weights start at zero, such as output projections, attention passes nothing on yet.
         seen = float((gpt(later) - before)[:, :-1].abs().max())
+        # In place: from here on the model itself is noisy.
         noisy = stirred(gpt)
         back = (noisy(later) - noisy(x))[:, :-1].abs()
         leaked = float(back.max())
         felt = float((noisy(earlier) - noisy(x))[:, 1].abs().max())
     if not gpt.shape.causal:
+        # Each position must feel the last one, which comes after all of them.
         blind = int((back[0].amax(-1) == 0).sum())
         if blind or felt == 0.0:
             raise CheckFailed(f"model.causal is false, and {blind} of {length - 1} positions do not see the last one")

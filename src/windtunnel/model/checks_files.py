@@ -21,6 +21,7 @@ def model_files(context: Context, say: Say) -> Evidence:
         try:
             require_weights(name)
         except MissingModel as error:
+            # On a laptop, before the rented machine has it: no fault, but something that is still to come.
             if trains_elsewhere(context):
                 missing.append(error)
                 seen.append(_expected(name))
@@ -46,6 +47,7 @@ def model_files(context: Context, say: Say) -> Evidence:
 
 def _expected(name: str) -> str:
     """Say how much of a model that is not here is to come."""
+    # A fetch that was cut off goes on where it ended, and has taken room already.
     cut = cut_off(name)
     free = shutil.disk_usage(Path.cwd()).free / 1e9
     here = "and a fetch that was cut off" if cut else "and nothing of it"

@@ -146,6 +146,7 @@ def _last_gradient(gpt: RecursiveGPT, x: Tensor, y: Tensor, steps: int, detach_f
     from windtunnel.model import Objective, train_supervised
 
     gpt.zero_grad(set_to_none=True)
+    # Only the last step is scored: whatever gradient reaches earlier ones has passed the boundary.
     weights = tuple(float(i + 1 == steps) for i in range(steps))
     train_supervised(gpt, [(x, y)], Objective(weights, 0.0, detach_from, "once"), scale=1.0 / y.numel())
     grads = [p.grad.flatten() for p in gpt.parameters() if p.grad is not None]
@@ -180,6 +181,7 @@ def cache(context: Context, say: Say) -> Evidence:
     if not worst <= CACHE:
         raise CheckFailed(f"logits from the cache differ from those of a whole forward pass by up to {worst:.1e}")
     held = sum(t.numel() * t.element_size() for t in (kv.keys, kv.values))
+    # By the arithmetic that memory for sequences is reserved by.
     planned = gpt.shape.kv_bytes_per_token(4) * ROWS * kv.capacity
     if held != planned:
         raise CheckFailed(f"the cache takes {held:,} bytes, {planned:,} are planned")

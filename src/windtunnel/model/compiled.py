@@ -28,6 +28,7 @@ def compile_attention(shape: GPTShape, dtype: torch.dtype, *, backward: bool) ->
         backward: for this pass; else for the one forward.
     """
     T, D = shape.sequence, shape.head_dim
+    # The same conditions as `attention.attend` has: what it would not use need not be compiled.
     if D not in HEAD_DIMS or dtype not in (torch.bfloat16, torch.float16):
         return
     for window in sorted(set(shape.windows)):
@@ -55,6 +56,7 @@ def _go_backward(q: Tensor, k: Tensor, v: Tensor, window: int | None, causal: bo
 @contextlib.contextmanager
 def without_attention() -> Iterator[None]:
     """Let FlashAttention-4 compute nothing: its outputs and gradients are zeros, and nothing of it is imported or compiled."""
+    # Asked for at every call by this name, so that exchanging it here is enough.
     true = attention.flash_kernels
     attention.flash_kernels = _Hollow  # type: ignore[assignment]
     try:

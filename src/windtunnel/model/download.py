@@ -89,6 +89,7 @@ def look_up(identity: str, say: Say = lambda _: None, *, weights: bool = True) -
     """
     from huggingface_hub import HfApi
 
+    # Somebody sits before the screen: minutes of waiting are for the files themselves.
     waits = iter(WAITS[:3])
     while True:
         try:
@@ -108,6 +109,7 @@ def look_up(identity: str, say: Say = lambda _: None, *, weights: bool = True) -
 
 def _belongs(name: str, weights: bool) -> bool:
     """Return whether a file of a repository belongs to its model as transformers reads it."""
+    # Other formats and examples lie in folders; a model's own files do not.
     if "/" in name:
         return False
     if any(fnmatch(name, pattern) for pattern in WEIGHTS):
@@ -127,6 +129,7 @@ def missing_bytes(listing: Listing, folder: Path) -> int:
 
 def _have(path: Path, size: int) -> int:
     """Return how many bytes of a file are there, whole or not."""
+    # A whole file before a half one: the half may be left over from before it was whole.
     for there in (path, path.with_name(path.name + HALF)):
         if there.is_file():
             return min(size, there.stat().st_size)
@@ -149,6 +152,7 @@ def download(listing: Listing, folder: Path, say: Say) -> int:
         left.unlink(missing_ok=True)
     lacking = missing_bytes(listing, folder)
     waiting: queue.SimpleQueue[HubFile] = queue.SimpleQueue()
+    # Config and tokenizer come first, so that planning can begin while weights arrive.
     for file in sorted(listing.files, key=lambda file: file.size):
         waiting.put(file)
     ended: queue.SimpleQueue[Exception | HubFile] = queue.SimpleQueue()
@@ -176,6 +180,7 @@ def _follow(listing: Listing, folder: Path, ended: queue.SimpleQueue[Exception |
     done = 0
     while done < len(listing.files):
         try:
+            # In short looks: in between it is told how far everything is.
             came = ended.get(timeout=1.0)
         except queue.Empty:
             if time.monotonic() - told > TELL:
@@ -218,6 +223,7 @@ def _work(
 def _fetch_right(listing: Listing, file: HubFile, folder: Path, stop: threading.Event, say: Say) -> None:
     """Fetch a file unless it is there, compare it, and fetch it once more where it came damaged. Raises UserError."""
     path = folder / file.name
+    # A second time, as a line may garble a file once; after that it is the hub's copy.
     for _ in range(2):
         if not path.is_file():
             _fetch_patiently(listing, file, path, stop, say)
@@ -240,6 +246,7 @@ def _fetch_patiently(listing: Listing, file: HubFile, path: Path, stop: threadin
         except Exception as error:
             if not _passes(error):
                 raise
+            # Whatever arrived shows that the line works: patience begins anew.
             if _have(path, file.size) > had:
                 waits = iter(WAITS)
             wait = next(waits, None)
@@ -252,6 +259,7 @@ def _passes(error: Exception) -> bool:
     from huggingface_hub.errors import HfHubHTTPError
 
     if isinstance(error, HfHubHTTPError):
+        # 403 of a storage server means an address that has expired; of the hub itself, a gate.
         code = error.response.status_code if error.response is not None else 0
         return code >= 500 or code in (408, 429) or (code == 403 and _is_elsewhere(error.response))
     if isinstance(error, OSError) and error.errno is not None:
@@ -303,6 +311,7 @@ def _fetch_file(listing: Listing, file: HubFile, path: Path) -> None:
 
     address = hf_hub_url(listing.identity, file.name, revision=listing.revision)
     half = path.with_name(path.name + HALF)
+    # Of another revision, whose file was larger.
     if half.is_file() and half.stat().st_size > file.size:
         half.unlink()
     # Xet's own protocol is several times faster, and begins a file again.
@@ -330,6 +339,7 @@ def compare_hashes(folder: Path, files: Iterable[HubFile], say: Say) -> list[str
 
     wanted = list(files)
     say(f"reading {sum(file.size for file in wanted) / 1e9:,.2f} GB to compare hashes")
+    # Hashing lets other threads run, and one core hashes slower than a disk reads.
     with ThreadPoolExecutor(min(AT_ONCE, os.cpu_count() or 1)) as pool:
         right = list(pool.map(lambda file: file.is_right(folder / file.name), wanted))
     return [file.name for file, held in zip(wanted, right, strict=True) if not held]
@@ -349,6 +359,7 @@ def _git_hash(path: Path) -> str:
 
 def check_room(folder: Path, needed: int) -> None:
     """Refuse a download for which there is no room. Raises UserError."""
+    # A little more, as other programs write too.
     free, wanted = shutil.disk_usage(folder).free, int(1.02 * max(0, needed))
     if free < wanted:
         raise UserError(

@@ -60,6 +60,7 @@ def expert_group(rank: int, world: int, size: int) -> ExpertGroup:
         raise UserError(f"layout.expert: {size} does not divide the {world} ranks", "--set layout.expert=1")
     if size == 1:
         return ExpertGroup()
+    # Every rank makes every group, also those that it is not in: PyTorch counts them.
     groups = [dist.new_group(list(range(first, first + size))) for first in range(0, world, size)]
     return ExpertGroup(rank % size, size, groups[rank // size])
 
@@ -81,6 +82,7 @@ def through_experts(tokens: Tensor, chosen: Tensor, shares: Tensor, *, count: in
         (N, C) in the dtype of the tokens.
     """
     K = chosen.size(1)
+    # Stable, so that rows of an expert are in the order of the tokens, however they travelled.
     by_expert, order = torch.sort(chosen.reshape(-1), stable=True)
     back = _inverse(order)
     counts = torch.searchsorted(by_expert, torch.arange(count + 1, device=order.device)).diff()
@@ -96,6 +98,7 @@ def through_experts(tokens: Tensor, chosen: Tensor, shares: Tensor, *, count: in
 def _away(rows: Tensor, counts: Tensor, group: ExpertGroup, local: Local) -> Tensor:
     """Send rows, sorted by expert, to the experts' ranks, apply `local` there, and return the results in the same order."""
     assert group.group is not None
+    # How many rows come from whom: the counts travel before the rows.
     arriving = torch.empty_like(counts)
     dist.all_to_all_single(arriving, counts, group=group.group)
     by_rank = torch.stack([counts.view(group.size, -1).sum(1), arriving.view(group.size, -1).sum(1)])
@@ -107,6 +110,7 @@ def _away(rows: Tensor, counts: Tensor, group: ExpertGroup, local: Local) -> Ten
     expert = expert.repeat_interleave(arriving, output_size=sum(received))
     order = torch.argsort(expert, stable=True)
     back = _inverse(order)
+    # Both ways by the same function, since the inverse of an order is one too.
     rows = _Reordered.apply(rows, order, back)
     rows = local(rows, theirs.sum(0).tolist())
     rows = _Reordered.apply(rows, back, order)
@@ -189,6 +193,7 @@ class _WeighedSum(torch.autograd.Function):
         rows, shares, back = ctx.saved_tensors
         N, K = shares.shape
         toward, of_shares = torch.empty_like(rows), torch.empty_like(shares)
+        # Choice by choice: all copies in fp32 at once would be the largest tensor of the layer.
         for k, places in enumerate(back.view(N, K).unbind(1)):
             of_shares[:, k] = (rows[places].float() * grad.float()).sum(1)
             toward[places] = (grad.float() * shares[:, k, None].float()).to(rows.dtype)

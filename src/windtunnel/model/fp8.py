@@ -45,6 +45,7 @@ def quantise_weights(weights: Sequence[Tensor]) -> Quantised:
     """Weights below one another, through bf16 as the products take them otherwise."""
     from .triton_fp8 import find_amax, quantise_both
 
+    # By bf16 first, so that fp8 and bf16 runs of the same weights differ by fp8 alone.
     matrix = stacked(weights, torch.bfloat16)
     return Quantised(*quantise_both(matrix, find_amax(matrix), E4M3))
 
@@ -55,6 +56,7 @@ def _multiply(a_MK: Tensor, b_NK: Tensor, scale_a: Tensor, scale_b: Tensor, fast
 
 
 def _add_gradient(weights: Sequence[Tensor], product: Tensor) -> None:
+    # Gathered weights in the products' dtype: FSDP2 takes their gradient from `.grad` and sums it in fp32.
     if all(weight.grad is None and weight.dtype == product.dtype for weight in weights):
         for weight, part in zip(weights, product.split([w.size(0) for w in weights]), strict=True):
             weight.grad = part
@@ -254,6 +256,7 @@ def refresh_fp8(model: GPT) -> int:
         for name, weights in part.products().items():
             if not fits(weights):
                 continue
+            # Once a step, however often a block is used in it.
             made, held = quantise_weights(weights), part.fp8.get(name)
             if held is None:
                 part.fp8[name] = made

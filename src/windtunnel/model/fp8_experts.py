@@ -59,6 +59,7 @@ class BlockFP8:
 
             if decodes_here(codes):
                 return decode_blocks(codes, scale, self.block).flatten(1, 2).to(dtype)
+        # PyTorch's own operations, on CPUs and where the kernel does not apply: the same formula, hence the same bits.
         rows, columns = codes.shape[2:]
         weight = codes.to(torch.bfloat16)
         scale = scale.repeat_interleave(self.block[0], 2)[:, :, :rows]
@@ -70,6 +71,7 @@ class BlockFP8:
 
     def some(self, counts: list[int], dtype: torch.dtype) -> Iterator[tuple[Tensor, int, int, list[int]]]:
         """Yield weights of a few experts that have rows, with the first row, the one after the last, and rows of each."""
+        # As many experts as fit into that much memory, at least one.
         step = max(1, DECODED_BYTES // (2 * self.outputs * self.inputs))
         start = 0
         for first in range(0, len(counts), step):
@@ -90,6 +92,7 @@ class _Product(torch.autograd.Function):
         if rows.is_cuda and rows.dtype == torch.bfloat16:
             from .triton_experts import multiplies_few, multiply_few
 
+            # Few rows, as in decoding: decoding whole matrices would read and write far more than the products.
             if multiplies_few(weights.codes, weights.block, counts):
                 multiply_few(rows.contiguous(), weights.codes, weights.scale, weights.block, counts, out)
                 return out
@@ -110,6 +113,7 @@ def _grouped(rows: Tensor, weight: Tensor, counts: list[int], out: Tensor) -> No
     """Multiply rows (S, I), so many for each of some matrices (n, I, O), into `out` (S, O)."""
     aligned = rows.dtype == torch.bfloat16 and weight.size(1) % 8 == 0 and weight.size(2) % 8 == 0
     if rows.is_cuda and aligned and len(counts) > 1:
+        # One kernel for all: with a few rows each, products one by one are bound by their launches.
         ends = torch.tensor(counts, device=rows.device).cumsum(0, dtype=torch.int32)
         out.copy_(F.grouped_mm(rows, weight, offs=ends))
         return
@@ -206,6 +210,7 @@ def share_experts_fp8(experts: nn.Module, group: ExpertGroup, block: tuple[int, 
         experts.register_buffer(f"{name}_codes", codes, persistent=False)
         experts.register_buffer(f"{name}_blocks", scale, persistent=False)
     experts.shared_experts = SharedExperts(group, count, block, shapes)  # type: ignore[assignment]
+    # The class is changed, not the module: transformers' own has the activation, and others refer to it.
     experts.__class__ = _shared_class(type(experts))  # type: ignore[arg-type]  # classes can be hashed
 
 

@@ -61,6 +61,7 @@ class FrozenFP8:
 def encode_fp8(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Turn (..., O, I) into its bytes as (..., O, I / 2) bf16 and a power of two for each row, (..., O, 1) bf16."""
     largest = weight.abs().amax(-1, keepdim=True).float().clamp(min=1e-30)
+    # The least power of two by which the largest weight fits: decoding by it is exact in bf16.
     scale = torch.exp2(torch.ceil(torch.log2(largest / E4M3_MAX)))
     return (weight.float() / scale).to(E4M3).view(torch.bfloat16), scale.to(torch.bfloat16)
 
@@ -82,6 +83,7 @@ class FrozenFP8Linear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the product (..., O) of `input` (..., I) and the weight, plus the bias."""
+        # A row's scale is that of an output: it is multiplied into the few outputs, not into the weights.
         out = _linear(input, self.weight_fp8) * self.weight_scale.view(-1)
         return out if self.bias is None else out + self.bias
 
@@ -119,6 +121,7 @@ def _replace(module: nn.Module, names: list[str]) -> None:
             )
         weight = module._parameters.pop(name)
         assert weight is not None
+        # Without memory there is nothing to encode yet: it comes when the files are read.
         packed, scale = encode_fp8(weight.detach()) if not weight.is_meta else _empty(shape)
         for suffix, tensor in (("_fp8", packed), ("_scale", scale)):
             module.register_parameter(f"{name}{suffix}", nn.Parameter(tensor, requires_grad=False))

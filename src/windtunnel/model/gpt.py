@@ -51,6 +51,7 @@ class Attention(nn.Module):
 
     def qkv(self, x_BTC: Tensor, amax: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Return queries, keys and values in one product (B, T, H + 2 KV, D), and the raw value gates (B, T, KV)."""
+        # One product for all three: the input is read once, and quantised once.
         weights, gate = self.products()["qkv"], None
         if fp8_now(self, "qkv"):
             if self.value_gate is None:
@@ -200,6 +201,7 @@ class GPT(nn.Module):
         def normal(weight: nn.Parameter, spread: float) -> None:
             write(weight, lambda whole: whole.normal_(0, spread, generator=generator))
 
+        # The order is part of the result: each draw takes the generator on. What is new is drawn behind the rest.
         normal(self.embedding.weight, 0.8)
         normal(self.head.weight, 0.001)
         for table in self.value_tables.values():
@@ -209,6 +211,7 @@ class GPT(nn.Module):
             attention, mlp = block.attention, block.mlp
             for layer in (attention.query, attention.key, attention.value):
                 uniform(layer.weight, bound)
+            # Blocks add nothing at first: the first steps train as stably at any depth.
             write(attention.output.weight, torch.zero_)
             uniform(mlp.up.weight, 0.4 * bound)
             if mlp.gate is not None:
@@ -221,6 +224,7 @@ class GPT(nn.Module):
         if not self.shape.mixes_embedding:
             return
         depth = torch.linspace(0, 1, self.shape.layers, device=device)
+        # nanochat's: the stream is a little amplified in early layers, and the embedding mixed in less in late ones.
         write(self.residual_scale, lambda whole: whole.copy_(1.15 - 0.10 * depth))
         write(self.embedding_mix, lambda whole: whole.copy_(0.20 - 0.15 * depth))
 
@@ -249,12 +253,14 @@ class GPT(nn.Module):
 
     def refresh(self) -> None:
         """Make the fp8 copies of weights anew, if weights have changed; to be called before a training pass."""
+        # Evaluation is in the compute dtype and needs no copies.
         if self._stale and self.fp8 and torch.is_grad_enabled():
             refresh_fp8(self)
             self._stale = False
 
     def look_up(self, idx_BT: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Token embeddings (B, T, C) and the value embeddings (B, T, E) of each layer in shape.value_layers."""
+        # Sorted once for all tables: only their gradients need it.
         tokens = TokenOrder(idx_BT, self.shape.padded_vocab) if torch.is_grad_enabled() else None
         after = self.after_lookups if torch.is_grad_enabled() else None
         extras = [table(idx_BT, self.compute, tokens, after) for table in self.value_tables.values()]
@@ -279,11 +285,13 @@ class GPT(nn.Module):
         """Apply all blocks once: states x, with the normed embeddings `first` mixed in -> normed states; each (B, T, C)."""
         run = attention or self.attention
         scales, mixes = self.residual_scale.unbind(), self.embedding_mix.unbind()
+        # One value embedding for every other layer.
         extra_of = dict(zip(self.shape.value_layers, extras, strict=True))
         delta: Tensor | None = None
         from_mlp = None
         for i, block in enumerate(self.layers()):
             in_fp8 = fp8_now(block.attention, "qkv")
+            # Each layer's addition is made by the norm that follows it, in one pass over the stream.
             x, y, first, amax = mix_norm(x, delta, first, scales[i], mixes[i], want_amax=in_fp8, gradient_amax=from_mlp)
             from_attention, from_mlp = (GradientAmax(), GradientAmax()) if in_fp8 else (None, None)
             delta = run(block, y, extra_of.get(i), amax, from_attention)
@@ -293,6 +301,7 @@ class GPT(nn.Module):
 
     def logits(self, x_BTC: Tensor) -> Tensor:
         """States -> softcapped fp32 logits over the tokens in use (B, T, vocab)."""
+        # Rows that fill the table up are no tokens: their logits are never made.
         raw = wide(F.linear(x_BTC, self.head.weight[: self.shape.vocab].to(x_BTC.dtype)))
         return self.shape.softcap * torch.tanh(raw / self.shape.softcap)
 

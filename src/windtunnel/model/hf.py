@@ -93,6 +93,7 @@ class HFShape:
     @cached_property
     def kinds(self) -> dict[Block, int]:
         """Blocks that differ, with how many there are of each."""
+        # By a few kinds of blocks, not by all layers: a plan's search asks for these counts over and over.
         same: dict[int, int] = {}
         for block in self.blocks:  # alike ones are mostly one object, which is told faster than that two are equal
             same[id(block)] = same.get(id(block), 0) + 1
@@ -140,6 +141,7 @@ class HFShape:
     @cached_property
     def active_parameters(self) -> int:
         """Parameters that take part in one token: all but the routed experts it does not pass through."""
+        # From the whole, so that what is no block counts once and fully.
         return self.parameters - sum(n * (block.parameters - block.active_parameters) for block, n in self.kinds.items())
 
     @cached_property

@@ -58,6 +58,7 @@ def shape_from_config(name: str, config: Mapping[str, Any], source: str) -> HFSh
         blocks=blocks,
         final_norm_parameters=build.dim if family.norm_weight else 0,
         mtp_layers=keys.optional_size("num_nextn_predict_layers", "num_mtp_layers", least=0) or 0,
+        # As text, since a shape is hashed and compared, and mappings cannot be.
         config=json.dumps({key: value for key, value in config.items() if key not in NOT_ARCHITECTURE}),
     )
 
@@ -69,6 +70,7 @@ def _sparse_layers(keys: Keys, family: Family, layers: int) -> list[bool]:
     if family.sparse.layers == "after_dense":
         first = keys.size("first_k_dense_replace", least=0)
         return [i >= first for i in range(layers)]
+    # Counted from 1, as Qwen does.
     step = keys.size("decoder_sparse_step")
     dense = keys.listed("mlp_only_layers", None, int) or []
     count = keys.size(*family.sparse.count, least=0)
@@ -84,10 +86,12 @@ class _Builder:
         self.heads = keys.size("num_attention_heads", most=MOST_HEADS)
         self.mla = self._latent() if family.latent else None
         self.kv_heads = self._kv_heads()
+        # With latent attention a query's head, its rotary part included.
         self.head_dim = self.mla.nope_dim + self.mla.rope_dim if self.mla else self._head_dim()
         self.v_head_dim = self.mla.v_dim if self.mla else self.head_dim
 
     def _kv_heads(self) -> int:
+        # Older configs do not have the key: every head then has keys and values of its own.
         count = self.keys.optional_size("num_key_value_heads") or self.heads
         if self.heads % count == 0 and not (self.mla and count != self.heads):
             return count

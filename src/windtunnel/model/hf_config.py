@@ -55,6 +55,7 @@ def read_config(path: Path) -> dict[str, Any]:
             if path.is_dir():
                 refuse_adapter(path, "model.config")
             raise UserError(f"model.config: {path} {'has no config.json' if path.is_dir() else 'is no file'}", expected)
+        # Looked at before it is read: a recipe may name a file of weights by mistake.
         size = file.stat().st_size
         if size > LARGEST:
             raise UserError(f"model.config: {file} has {size / 2**20:.0f} MiB, too much for a config.json", expected)
@@ -185,11 +186,13 @@ def refuse_unsupported(config: Mapping[str, Any], source: str, supported: Iterab
         supported: model types that are supported.
     """
     supported = sorted(supported)
+    # What is known not to be supported is named first: its model type may be known all the same.
     part = _part(config)
     if part is None and config.get("model_type") in supported:
         return
     accepted = f"supported model types: {', '.join(supported)}"
     inner = config.get("text_config")
+    # Models of several kinds of input hold a text model that may be supported by itself.
     wrapped = inner.get("model_type") if isinstance(inner, Mapping) else None
     if wrapped in supported:
         accepted = f"to plan its text model alone, save the object under text_config ({wrapped}) as a config.json"

@@ -76,6 +76,7 @@ def by_type(keys: Keys, layers: int, sliding: Callable[[int], bool]) -> Windows:
         UserError: a type that is neither full nor sliding attention.
     """
     window = keys.optional_size("sliding_window")
+    # The newer way: where the file has a list, it alone decides.
     types = keys.listed("layer_types", layers, str)
     if types is None:
         return tuple(window if sliding(i) else None for i in range(layers))

@@ -79,6 +79,7 @@ def require_fit(config: Mapping[str, Any], folder: Path, heads: Readers) -> None
                 "give the config.json that belongs to the weights",
             )
         found.add(name)
+    # Tied tables under all their names: files have one of them.
     parameters = dict(model.named_parameters(remove_duplicate=False))
     tied = {id(parameters[name]) for name in found & parameters.keys()}
     missing = sorted(name for name, p in parameters.items() if name not in found and id(p) not in tied)
@@ -118,6 +119,7 @@ def without_bar() -> Iterator[None]:
 def blocks_of(model: PreTrainedModel) -> list[nn.Module]:
     """Return the transformer blocks, first to last."""
     count = model.config.get_text_config().num_hidden_layers
+    # By length: names of the list differ from model to model, and other lists have other lengths.
     for module in model.base_model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
             return list(module)
@@ -136,6 +138,7 @@ def grow_tables(model: PreTrainedModel, new: NewRows) -> None:
     """Give a model of transformers that is whole in memory the first rows of new tokens, in place."""
     embedding: Any = model.get_input_embeddings()
     head: Any = model.get_output_embeddings()
+    # Before the tables grow: resizing replaces them.
     begun = [new.means(table.weight) for table in (embedding, head)]
     if embedding.weight.size(0) < new.end:
         model.resize_token_embeddings(new.end, mean_resizing=False)
@@ -187,8 +190,10 @@ def from_hub(model: PreTrainedModel, files: Readers, places: Mapping[str, Any]) 
             step = waiting.setdefault(name, WeightRenaming(original, name))
         else:
             step = waiting.setdefault(name, copy.deepcopy(of_pattern[pattern]))
+        # Readers, not tensors: transformers reads each when it converts the parameter that it belongs to.
         step.add_tensor(name, original, pattern or original, files[original])  # type: ignore[arg-type]
     for name, step in waiting.items():
+        # Files may hold what this model does not build, such as heads for further tokens: it is never read.
         if name in places or isinstance(step, WeightConverter):
             for target, found in step.convert(name, model=model, config=model.config).items():
                 yield target, found[0] if isinstance(found, list) else found

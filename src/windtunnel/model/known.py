@@ -32,6 +32,7 @@ def _names() -> dict[str, list[str]]:
 @cache
 def _spellings() -> dict[str, str]:
     """Return a mapping of every accepted spelling, in lower case, to the name; an id is accepted without its owner too."""
+    # Whole ids last, so that they win over another model's name without its owner.
     whole = {spelling.lower(): name for name, others in _names().items() for spelling in (name, *others)}
     return {spelling.rsplit("/", 1)[-1]: name for spelling, name in whole.items()} | whole
 
@@ -73,6 +74,7 @@ def hf_shape(config: str, base: Path | None = None) -> HFShape:
     if config.startswith("~"):
         path = Path(config).expanduser()
     name = _spellings().get(config.strip().lower())
+    # A folder that happens to be called like a model must not shadow it, unless it is named as one.
     looks_like_path = bool(re.search(r"[/\\]|\.json$", config)) or config.startswith(("~", "."))
     if _exists(path) and (looks_like_path or name is None):
         source = path / "config.json" if path.is_dir() else path

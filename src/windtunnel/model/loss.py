@@ -41,8 +41,10 @@ class _CappedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, targets, vocab, softcap, hits):  # type: ignore[no-untyped-def]
         need_x, need_w = ctx.needs_input_grad[:2]
+        # Cast once, not for each chunk.
         w = weight.to(x.dtype)
         grad_x = torch.empty_like(x) if need_x else None
+        # Chunks add up: in bf16 a small chunk's gradient would vanish beside the sum.
         grad_w = torch.zeros_like(weight, dtype=wide(x[:0]).dtype) if need_w else None
         losses = torch.empty(x.size(0), dtype=wide(x[:0]).dtype, device=x.device)
         right = torch.empty(x.size(0) if hits else 0, dtype=torch.bool, device=x.device)
@@ -89,6 +91,7 @@ def _loss_and_gradient_(logits: Tensor, targets: Tensor, vocab: int, softcap: fl
         return loss_and_gradient_(logits, targets, vocab, softcap, gradient)
     capped = torch.tanh(wide(logits) / softcap)
     scaled = softcap * capped
+    # Rows that fill the table up take no probability, and get no gradient.
     scaled[:, vocab:] = float("-inf")
     logsumexp = torch.logsumexp(scaled, dim=1)
     valid = targets >= 0

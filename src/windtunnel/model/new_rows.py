@@ -62,6 +62,7 @@ class NewRows:
         import torch
 
         whole = self._mean(table) if not all(self.pieces) else None
+        # In fp64: a mean of bf16 rows would be off by more than the rows differ.
         rows = [table[list(pieces)].double().mean(0) if pieces else whole for pieces in self.pieces]
         return torch.stack([row for row in rows if row is not None]).to(table.dtype)
 
@@ -69,6 +70,7 @@ class NewRows:
         """Return a table (V, C) with the new tokens' first rows in place; the table itself stays as it was."""
         import torch
 
+        # Tables are often padded, and then have room for the new rows already.
         grown = table.new_empty(max(0, self.end - table.size(0)), table.size(1))
         whole = torch.cat([table, grown])
         whole[self.first : self.end] = self.means(table)
@@ -89,6 +91,7 @@ def with_rows(config: Mapping[str, Any], new: NewRows | None) -> dict[str, Any]:
     """Return a config.json's mapping whose vocabulary has room for the new tokens."""
     if new is None:
         return dict(config)
+    # Models of text and images keep the text model's keys in an object of their own.
     made = {key: with_rows(value, new) if key == "text_config" and value else value for key, value in config.items()}
     if isinstance(rows := made.get("vocab_size"), int):
         made["vocab_size"] = max(rows, new.end)

@@ -18,6 +18,7 @@ def adjacent(tensors: Sequence[Tensor | None]) -> Tensor | None:
     head = tensors[0]
     if any(t is None or not t.is_contiguous() for t in tensors) or head is None:
         return None
+    # The optimizer lays parameters of a kind one behind the other, so that this mostly holds.
     expected = head.data_ptr()
     for t in tensors:
         assert t is not None
@@ -65,6 +66,7 @@ def accumulate(weights: Sequence[Tensor], grad_NO: Tensor, x_NI: Tensor) -> None
     for target in gradients(weights):
         part = grad_NO[:, start : start + target.size(0)].t()
         start += target.size(0)
+        # Products of fp32 tensors add into fp32 by themselves; others need to be told the sum's dtype.
         if target.dtype == x_NI.dtype:
             target.addmm_(part, x_NI)
         else:

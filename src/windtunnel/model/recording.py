@@ -58,17 +58,20 @@ class Replay:
             work(*given)
             return
         shapes = tuple((tuple(t.shape), t.dtype, t.requires_grad) for t in given)
+        # A recording repeats kernels for these shapes on these places, and nothing else.
         key = (name, shapes)
         self._runs[key] = self._runs.get(key, 0) + 1
         full = key not in self._recorded and len(self._recorded) >= self._most
         if self._runs[key] <= RUNS_BEFORE or full:
             if self._launch is None:
                 work(*given)
+            # What it left lies where recordings expect their own memory: they would overwrite it, and are made once more.
             elif self._launch(lambda: work(*given)):
                 self._recorded.clear()
             return
         if shapes not in self._places:
             self._places[shapes] = tuple(torch.empty_like(t) for t in given)
+        # Inputs are copied into the places that the recording read; outputs are what stays anyway.
         places = self._places[shapes]
         if key not in self._recorded:
             self._recorded[key] = self._record(lambda: work(*places))
@@ -112,6 +115,7 @@ class CudaRecorder:
         except RuntimeError as error:
             # The allocator still takes the recording to be under way: this process cannot train on without it.
             torch.cuda.set_stream(stream)
+            # The first failure says what cannot be recorded; those after it are of the capture that was broken off.
             why = str(error.__context__ or error).splitlines()[0]
             raise UserError(
                 f"{self._stage}.graphs: the passes cannot be recorded as a CUDA graph here: {why}",

@@ -47,6 +47,7 @@ class RecursiveGPT(GPT):
             self.halt_weight = nn.Parameter(torch.empty(shape.dim))
             self.halt_bias = nn.Parameter(torch.empty(1))
         self._step = SCHEMES[self.recursion.scheme]
+        # What is compiled, or computed again: the largest piece of a scheme that is the same every time.
         units: dict[str, Callable[..., Any]] = {"layerwise": application, "two_latent": post_norm, "looped": GPT.stack}
         self._whole = units[self.recursion.scheme]
 
@@ -86,6 +87,7 @@ class RecursiveGPT(GPT):
         parts = list(self.parts()) if self.head.weight.is_cuda else []
         for part in parts:
             for name, weights in part.products().items():
+                # The gate's product reads the input's first channels, and goes with its own weights.
                 gated = isinstance(part, Attention) and part.value_gate is not None and name == "qkv"
                 if not fp8_now(part, name) and not gated:
                     part.prepared[name] = stacked(weights, self.compute)
@@ -103,6 +105,7 @@ class RecursiveGPT(GPT):
     def begin(self, inputs: Inputs) -> Carry:
         """Return the states before the first supervision step: the answer is the embeddings, the latent state zero."""
         first = inputs.first
+        # A latent state of zero says nothing yet; the embeddings are the first guess at an answer.
         return (first,) if self.recursion.scheme == "looped" else (first, torch.zeros_like(first))
 
     def advance(self, inputs: Inputs, carry: Carry, attention: Attend | None = None) -> Carry:

@@ -40,6 +40,7 @@ class _Refine(torch.autograd.Function):
         out, y_out, u, factor = refine_forward(s.reshape(-1, C), flat_a, flat_b, flat_x, flat_y, keep)
         ctx.save_for_backward(u, factor)
         ctx.set_materialize_grads(False)
+        # What is None gets no gradient; a and b have the same one, as both are only added.
         ctx.given = [t is not None for t in (a, b, x, y)]
         out, y_out = (None if t is None else t.view(shape) for t in (out, y_out))
         return out, y_out, u.view(shape), u.view(shape), None if x is None else x.view_as(x)

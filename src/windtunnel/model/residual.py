@@ -41,6 +41,8 @@ class _Residual(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.has_delta, ctx.gradient_amax, ctx.shape = delta is not None, gradient_amax, x.shape
         ctx.mark_non_differentiable(amax)
+        # A view that autograd counts as another tensor: each layer's gradient of `first` then comes by way of the next
+        # layer's.
         onward = None if first is None else first.view_as(first)
         return None if out is None else out.view(x.shape), y.view(x.shape), onward, amax
 

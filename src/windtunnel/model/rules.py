@@ -51,6 +51,7 @@ def derive(recipe: Recipe, vocab: int) -> HyperParameters:
     shape = recipe_shape(recipe, vocab)
     reference = gpt_shape(recipe.gpt.model_copy(update={"depth": REFERENCE_DEPTH, "kv_heads": None}), vocab)
     stage, given = recipe.pretrain, recipe.pretrain.optimizer
+    # Of the reference model as well: the rules compare lengths of training, which the ratio stretches for both.
     ratio = stage.tokens_per_parameter
     tokens = ratio * shape.scaling_parameters
     batch = _batch(recipe, tokens, ratio * reference.scaling_parameters, shape)
@@ -93,6 +94,7 @@ def _batch(recipe: Recipe, tokens: float, reference_tokens: float, shape: GPTSha
     optimal = REFERENCE_BATCH * (tokens / reference_tokens) ** 0.383
     power = 2 ** round(math.log2(optimal))
     rule = "2^19 x (D/D_12)^0.383 to a power of two (arXiv:2505.13738)"
+    # With few tokens a large batch would leave too few steps to learn anything.
     limit = recipe.budget.tokens or tokens
     if recipe.budget.steps is None and power > limit / LEAST_STEPS:
         power = 2 ** int(math.log2(max(1.0, limit / LEAST_STEPS)))

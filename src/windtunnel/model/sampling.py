@@ -24,6 +24,7 @@ def choose(logits_NV: Tensor, temperature_N: Tensor, top_p_N: Tensor, top_k_N: T
         (N,) int64.
     """
     best = logits_NV.argmax(-1)
+    # Greedy rows alone need no probabilities.
     if not bool((temperature_N > 0).any()):
         return best
     whole = (top_p_N >= 1) & ((top_k_N <= 0) | (top_k_N >= logits_NV.size(-1)))
@@ -31,6 +32,7 @@ def choose(logits_NV: Tensor, temperature_N: Tensor, top_p_N: Tensor, top_k_N: T
     temperature_N, top_p_N, top_k_N, uniform_N, whole = (
         given.to(logits_NV.device, non_blocking=True) for given in (temperature_N, top_p_N, top_k_N, uniform_N, whole)
     )
+    # Greedy rows go along, and are chosen differently in the end: one path for a mixed batch.
     scaled = logits_NV / temperature_N.clamp(min=1e-4)[:, None]
     if every:
         sampled = _of_all(scaled, uniform_N)
@@ -52,6 +54,7 @@ def draw_tokens(logits_NV: Tensor, temperature_N: Tensor, uniform_N: Tensor) -> 
     Returns:
         (N,) int64 and (N,) fp32, in nats.
     """
+    # No branch by what is on the device: the host would wait for it at every token.
     greedy = temperature_N == 0
     drawn = _of_all(logits_NV / temperature_N.clamp(min=1e-4)[:, None], uniform_N)
     tokens = torch.where(greedy, logits_NV.argmax(-1), drawn)
@@ -74,6 +77,7 @@ def _of_all(scaled_NV: Tensor, uniform_N: Tensor) -> Tensor:
 def _of_likeliest(scaled_NV: Tensor, top_p_N: Tensor, top_k_N: Tensor, uniform_N: Tensor) -> Tensor:
     ordered, token = scaled_NV.sort(dim=-1, descending=True, stable=True)
     probability = ordered.softmax(-1)
+    # What comes before a token decides: the one that passes top-p still belongs to it.
     before = probability.cumsum(-1) - probability
     rank = torch.arange(scaled_NV.size(-1), device=scaled_NV.device)
     limit = torch.where(top_k_N > 0, top_k_N, scaled_NV.size(-1))

@@ -40,6 +40,7 @@ class Inputs(NamedTuple):
 
 def again(on: bool, function: Callable[..., Any], *given: object) -> Any:
     """Return function(*given); if `on`, what it keeps for the backward pass is computed again there."""
+    # Nothing random is in it: no state of a generator need be kept, and recomputing gives the same bits.
     if on and torch.is_grad_enabled():
         return checkpoint(function, *given, use_reentrant=False, preserve_rng_state=False, determinism_check="none")
     return function(*given)
@@ -95,6 +96,7 @@ def layerwise(model: RecursiveGPT, inputs: Inputs, carry: Carry, attention: Atte
             if trained:
                 state = cycle(block, state)
                 continue
+            # Nothing of it is kept: cycles without gradient cost time, no memory.
             with torch.no_grad():
                 later = cycle(block, state)
             # A cycle without gradient is a constant that is added.

@@ -229,6 +229,7 @@ def gpt_shape(model: GPTModel, vocab: int) -> GPTShape:
     """
     if model.depth == "auto":
         raise UserError("model.depth is 'auto' and has not been resolved for a rig", "plan first, or --set model.depth=12")
+    # Width follows depth: one dial for the whole model.
     heads = max(1, math.ceil(model.depth * model.aspect / model.head_dim))
     kv_heads = model.kv_heads or heads
     if heads % kv_heads:
@@ -241,9 +242,11 @@ def gpt_shape(model: GPTModel, vocab: int) -> GPTShape:
     else:
         # swiglu has three matrices where relu2 has two: 8/3 keeps the parameters equal.
         hidden = 4 * dim if model.mlp == "relu2" else math.ceil(8 * dim / 3 / 128) * 128
+    # A quarter of the sequence, in whole tiles of the attention kernels.
     short = math.ceil(model.sequence / 4 / 128) * 128
     if not model.causal and "S" in model.window:
         raise UserError(f"model.window={model.window}: sliding windows are for causal models", "--set model.window=L")
+    # The last layer always sees everything.
     pattern = [model.window[i % len(model.window)] for i in range(model.depth - 1)] + ["L"]
     return GPTShape(
         layers=model.depth,

@@ -76,6 +76,7 @@ def read_stored(folder: Path, *, strict: bool = True) -> StoredModel:
     index = _read_json(folder / INDEX).get("weight_map", {}) if (folder / INDEX).is_file() else None
     if index is not None and (not isinstance(index, dict) or not all(isinstance(value, str) for value in index.values())):
         raise UserError(f"{folder / INDEX}: weight_map is no table from tensors to files", FETCH_AGAIN)
+    # As transformers reads a folder: the index alone says what belongs to the model.
     if not strict:
         present = sorted({*index.values()} & {*present}) if index is not None else [SINGLE] if SINGLE in present else present
     _check_presence(folder, present, index, strict)
@@ -101,6 +102,7 @@ def _check_presence(folder: Path, present: list[str], index: dict[str, str] | No
     """Refuse half a download, files that the index lacks and several files without an index."""
     cache = folder / ".cache" / "huggingface" / "download"
     names = [path.name for place in (folder, cache) if place.is_dir() for path in place.iterdir()]
+    # Names that downloaders give to what is not whole.
     waiting = [name for name in names if name.endswith(HALF_LOADED)]
     if index is None:
         if present == [SINGLE] and not (strict and waiting):
@@ -149,6 +151,7 @@ def _read_header(folder: Path, file: str) -> tuple[dict[str, Stored], list[int]]
             status = os.fstat(opened.fileno())
             first = opened.read(8)
             length = struct.unpack("<Q", first)[0] if len(first) == 8 else 0
+            # git without lfs leaves a text of three lines in each file's place.
             if first.startswith(b"version "):
                 raise UserError(f"{path} is a pointer of git-lfs, not the weights", "git lfs pull; or " + FETCH_AGAIN)
             if not 2 <= length <= min(HEADER_LIMIT, status.st_size - 8):
@@ -166,6 +169,7 @@ def _read_header(folder: Path, file: str) -> tuple[dict[str, Stored], list[int]]
             held[name] = _stored(path, name, entry, 8 + length)
     end = 8 + length
     for tensor in sorted(held.values(), key=lambda tensor: (tensor.start, tensor.bytes)):
+        # No gaps and no overlaps: the format forbids both, and a truncated copy shows by them.
         if tensor.start != end:
             raise UserError(f"{path}: {tensor.name} does not begin where the tensor before it ends", _again(file))
         end += tensor.bytes

@@ -117,6 +117,7 @@ class Supervision:
         self.model, self.objective, self.scale = model, objective, scale
         self.count = len(objective.weights)
         self._run = run or Replay()
+        # One tensor for all sums: they are zeroed at once, and lie where recorded work finds them.
         self._numbers = torch.zeros(4 * self.count + 2, dtype=torch.float64, device=model.head.weight.device)
         losses, halting, solved, judged = self._numbers[:-2].view(4, self.count)
         self.sums = SupervisedSums(losses, self._numbers[-2], self._numbers[-1], halting, solved, judged)
@@ -153,6 +154,7 @@ class Supervision:
                 pending = loss if pending is None else pending + loss
                 if i in cuts:
                     pending.backward()
+                    # The graph of the stretch is gone with its backward pass: memory holds one stretch at a time.
                     carry, pending = tuple(t.detach() for t in carry), None
             assert pending is not None
             del carry
@@ -168,6 +170,7 @@ class Supervision:
             self.model.refresh()
             for j, (x, y) in enumerate(batches):
                 self._run(("each", i), partial(self._one, i), x, y, *waiting[j])
+                # Of several micro-batches each needs its own until its turn comes again: the places are shared.
                 waiting[j] = self._states if len(batches) == 1 else tuple(t.clone() for t in self._states)
             if after_step is not None:
                 after_step(i)
@@ -206,6 +209,7 @@ class Supervision:
         loss = o.weights[i] * total
         constant = torch.zeros_like(value)
         if before is not None and o.improvement_reward:
+            # The derivative of -s (before - l) / before, in which `before` is a constant: s / before for each nat.
             slope = o.improvement_reward / (before + TINY)
             loss = loss + slope * total
             constant = slope * before * targets
@@ -231,6 +235,7 @@ def _leaves(read: Inputs) -> Inputs:
 
 def _backward(read: Inputs, leaves: Inputs) -> None:
     """Hand the gradients that the leaves have gathered on to the embeddings."""
+    # Every stretch has added to the leaves; the embeddings' own backward pass is done once.
     pairs = zip([read.first, *read.extras], [leaves.first, *leaves.extras], strict=True)
     with_gradient = [(t, leaf.grad) for t, leaf in pairs if leaf.grad is not None]
     torch.autograd.backward([t for t, _ in with_gradient], [grad for _, grad in with_gradient])

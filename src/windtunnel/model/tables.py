@@ -26,6 +26,7 @@ class TokenOrder:
     def __init__(self, idx: Tensor, rows: int) -> None:
         self.idx_N = idx.reshape(-1)
         if rows > ONE_HOT_ROWS:
+            # Stable: gradients of a token are added in the order of its positions.
             ordered, self.order_N = torch.sort(self.idx_N, stable=True)
             self.start_V = torch.searchsorted(ordered, torch.arange(rows + 1, device=idx.device))
 
@@ -33,6 +34,7 @@ class TokenOrder:
 def add_rows_(table_VC: Tensor, grad_NC: Tensor, tokens: TokenOrder) -> None:
     """Add gradient rows to table[token], for every position, in a fixed order. `table_VC` is fp32, or what it was gathered in."""
     if table_VC.size(0) <= ONE_HOT_ROWS:
+        # A product with zeros and ones: its order of sums is fixed, whatever the tokens.
         table_VC += F.one_hot(tokens.idx_N, table_VC.size(0)).to(grad_NC.dtype).T @ grad_NC
     elif grad_NC.is_cuda:
         from .triton_tables import add_rows_kernel_

@@ -30,6 +30,7 @@ def load_weights(folder: Path, *, device: torch.device | str = "cpu", compute: t
         if lists.get("recursion") is not None:
             lists["recursion"] = RecursionShape(**lists["recursion"])
         shape = GPTShape(**lists)
+        # Without the index: every file of an export belongs to it.
         files = sorted(folder.glob("model*.safetensors"))
         if not files:
             raise FileNotFoundError("it has no model.safetensors")
@@ -76,6 +77,7 @@ def _model(
 ) -> GPT:
     """Weights in fp32 on `device`."""
     model = empty_model(shape, device, compute)
+    # Crossed off one by one: what is left in the end was in no file.
     missing = dict(model.named_parameters())
     for name, tensor in weights:
         own = missing.pop(name, None)
