@@ -129,8 +129,7 @@ class Publication:
         group: the ranks.
         session: in the names of temporary folders; see `Saver`.
         config, beside, before_commit, part_timeout: see `Saver`.
-        plans: of each part.
-        staging: the host buffers.
+        plans: of each part; staging: the host buffers. Both are made for the first save.
     """
 
     store: CheckpointStore
@@ -140,11 +139,12 @@ class Publication:
     beside: dict[str, Written]
     before_commit: Callable[[], None] | None
     part_timeout: float
-    plans: Mapping[str, Planned]
-    staging: Staging
+    plans: Mapping[str, Planned] = field(default_factory=dict)
+    staging: Staging | None = None
 
     def write(self, job: Job) -> dict[str, Any]:
         """Write and read back this rank's files; returns, and on ranks other than 0 leaves, a note of what they are."""
+        assert self.staging is not None
         # Before anything is written: spoiled weights must not push good ones out of the folder.
         if not self.staging.finite:
             raise SpoiledWeights(job.facts.step)

@@ -64,7 +64,7 @@ class Saver:
         policy: which checkpoints to keep (rank 0 applies it after each save); None keeps all.
         on_event: called from the background thread as on_event(kind, step, message, level).
         before_commit: called on rank 0 from the background thread before a checkpoint becomes visible.
-        part_timeout: seconds rank 0 waits for the other ranks' parts; it may be changed later.
+        part_timeout: seconds rank 0 waits for the other ranks' parts; see `wait_for_parts`.
     """
 
     def __init__(
@@ -73,34 +73,32 @@ class Saver:
         on_event: Callable[[str, int, str, str], None] | None = None, before_commit: Callable[[], None] | None = None,
         part_timeout: float = 600.0,
     ) -> None:  # fmt: skip
-        self.store, self._group = store, group or Group()
-        self._config, self._policy = dict(config or {}), policy
-        self._on_event, self._before_commit, self._part_timeout = on_event, before_commit, part_timeout
-        self._attempt = 0
+        self.store, self._group, self._parts = store, group or Group(), parts
+        self._policy, self._on_event, self._attempt = policy, on_event, 0
         self._writing: Background | None = None
         self._outcomes: deque[Saved | Exception] = deque()
         try:
             store.folder.mkdir(parents=True, exist_ok=True)
-            self._beside = {path.name: checksum(path) for path in beside}
+            hashed = {path.name: checksum(path) for path in beside}
         except OSError as error:
             raise UserError(f"checkpoint folder {store.folder} cannot be made: {error.strerror or error}") from None
         if self._group.rank == 0:
             # Rank 0 holds the run's lock: nobody else writes here.
             store.clean_stale()
         # In the names of temporary folders: one that a save of this very process left is told from a dead process's.
-        self._session = self._group.scatter([uuid.uuid4().hex[:12]] * self._group.world if self._group.rank == 0 else None)
-        self._parts = parts
-        self._publication: Publication | None = None
+        session = self._group.scatter([uuid.uuid4().hex[:12]] * self._group.world if self._group.rank == 0 else None)
+        self._publication = Publication(store, self._group, session, dict(config or {}), hashed, before_commit, part_timeout)
         if self._group.world > 1:
             self._planned()  # all ranks together, now that they are at the same place
 
-    def _planned(self) -> Publication:
-        """Return what saves are made by, planned once: who writes what, and the host buffers.
+    def _planned(self) -> Staging:
+        """Return the host buffers, once it is planned who writes what.
 
         Planning over all ranks is communication, which a save in the background must not have, since the trainers' collectives
         are under way. A rank alone plans when it first has to, not before the first step: what plans takes long to import.
         """
-        if self._publication is None:
+        made = self._publication
+        if made.staging is None:
             from .writer import planner_of
 
             planners = {part: planner_of(values) for part, values in self._parts.items()}
@@ -110,35 +108,26 @@ class Saver:
                 for part, planned in plans.items()
                 for item in planned.mine.items
             }
-            self._publication = Publication(
-                self.store, self._group, self._session, self._config, self._beside, self._before_commit, self._part_timeout,
-                plans, Staging(wanted),
-            )  # fmt: skip
-        return self._publication
+            made.plans, made.staging = plans, Staging(wanted)
+        return made.staging
 
-    @property
-    def part_timeout(self) -> float:
-        """Seconds that rank 0 waits for the other ranks' parts."""
-        return self._part_timeout
-
-    @part_timeout.setter
-    def part_timeout(self, seconds: float) -> None:
-        self._part_timeout = seconds
-        if self._publication is not None:
-            self._publication.part_timeout = seconds
+    def wait_for_parts(self, seconds: float) -> None:
+        """Let rank 0 wait so long for the other ranks' parts from now on."""
+        self._publication.part_timeout = seconds
 
     def alone(self, parts: Mapping[str, Mapping[str, Value]]) -> Saver:
         """Return a saver of values that this rank has whole, into the same folder, which needs no other rank."""
-        saver = Saver(self.store, parts, config=self._config, on_event=self._on_event, before_commit=self._before_commit)
+        made = self._publication
+        saver = Saver(self.store, parts, config=made.config, on_event=self._on_event, before_commit=made.before_commit)
         # Hashed already, and no reason to read the files again while memory or a peer is gone.
-        saver._beside = self._beside
+        saver._publication.beside = made.beside
         return saver
 
     # Before a save
 
     def bytes(self, parts: Sequence[str] | None = None) -> int:
         """Return about how many bytes a checkpoint takes on the disk, all ranks."""
-        if self._publication is None:  # of a rank alone: what it holds
+        if self._publication.staging is None:  # of a rank alone: what it holds
             held = [value for part in parts or self._parts for value in self._parts[part].values()]
             return sum(local.numel() * local.element_size() + OVERHEAD_BYTES for local in map(local_of, held))
         plans = self._publication.plans
@@ -210,30 +199,30 @@ class Saver:
             parts: what to save; None: everything.
         """
         self.wait_idle()
-        publication = self._planned()
+        staging = self._planned()
         # From here on the copy is under way; the next update waits for it on the device.
-        publication.staging.begin()
+        staging.begin()
         self._attempt += 1
-        folder = self.store.folder / f"step-{facts.step:08d}.tmp-{self._session}-{self._attempt}"
+        folder = self.store.folder / f"step-{facts.step:08d}.tmp-{self._publication.session}-{self._attempt}"
         # Copied now: the trainer may change its state while files are written.
         own = replace(facts, state=json.loads(json.dumps(facts.state)))
-        job = Job(own, folder, tuple(parts or publication.plans))
-        if publication.staging.done and not publication.staging.finite and self._group.world == 1:
+        job = Job(own, folder, tuple(parts or self._parts))
+        if staging.done and not staging.finite and self._group.world == 1:
             self._outcomes.append(SpoiledWeights(facts.step))  # known at once on a CPU: no step is lost on it
             return
         # Everything that a save needs is handed over: the trainer goes on and may change what it likes.
-        writing = Background(lambda: self._run(publication, job))
+        writing = Background(lambda: self._run(staging, job))
         try:
             writing.start()
         except MemoryError as error:  # or the processes that a user may have are used up: better a pause than no save
             self._event("saved_in_place", facts.step, f"{error}: training waits while the checkpoint is written", "warn")
-            self._run(publication, job)
+            self._run(staging, job)
         else:
             self._writing = writing
 
     def before_update(self) -> None:
         """Let the next update on the GPU wait for the copy; the host goes on."""
-        if self._publication is not None:
+        if self._publication.staging is not None:
             self._publication.staging.before_update()
 
     def poll(self) -> Saved | None:
@@ -261,10 +250,10 @@ class Saver:
 
     # In the background
 
-    def _run(self, publication: Publication, job: Job) -> None:
-        began = time.monotonic()
+    def _run(self, staging: Staging, job: Job) -> None:
+        began, publication = time.monotonic(), self._publication
         try:
-            publication.staging.finish()
+            staging.finish()
             note = retry_once_back(lambda: publication.write(job), self.store.folder)
             path = publication.commit(job, note) if self._group.rank == 0 else None
         except Exception as error:

@@ -263,7 +263,7 @@ class Checkpoints(Callback):
 
     def hurry(self) -> None:
         """Wait for a save under way, of other ranks' parts, which may be gone, for a short time only."""
-        self._saver.part_timeout = PARTS_SECONDS
+        self._saver.wait_for_parts(PARTS_SECONDS)
         self.finish()
 
     def last(self, step: int, *, alone: bool = False) -> str | None:
