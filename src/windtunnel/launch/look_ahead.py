@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from windtunnel.plan import PlannedStage, StagedPlan, depth_warnings, hours_text, plan_stages, refuse
 from windtunnel.recipe import GRPO, Recipe, UserError
@@ -12,17 +12,15 @@ from .stage_runs import StageRun
 from .trainable import Options
 
 
-@dataclass(frozen=True)
-class Ahead:
-    """The stages that a command will run: numbers of the first and the last, and the run before them, if there is one."""
-
-    first: int
-    last: int
-    before: StageRun | None = None
-
-
-def look_ahead(recipe: Recipe, ahead: Ahead, options: Options, say: Say) -> None:
+def look_ahead(recipe: Recipe, numbers: range, before: StageRun | None, options: Options, say: Say) -> None:
     """Plan the stages that will run, and only these, with what is left of the budget; try the judges of later ones.
+
+    Args:
+        recipe: with all its stages.
+        numbers: of those that will run.
+        before: the run before them, if there is one.
+        options: how the command was called.
+        say: told what is planned.
 
     Raises:
         UserError: one of them does not fit or cannot be paid, the first such is told of; a confirmation is missing; or the
@@ -32,11 +30,9 @@ def look_ahead(recipe: Recipe, ahead: Ahead, options: Options, say: Say) -> None
     if recipe.budget.dollars is not None and rig.dollars_per_hour is None:
         return  # refused with the price that is missing
     # What a budget is for is all stages together: those before these have spent their part of it.
-    mine = recipe.model_copy(update={"stages": {stage.name: stage for stage in recipe.training[ahead.first : ahead.last + 1]}})
-    spent = ahead.before
-    planned = plan_stages(
-        mine, rig, hours=spent.hours if spent is not None else 0.0, dollars=spent.dollars if spent is not None else 0.0
-    )
+    mine = recipe.model_copy(update={"stages": {stage.name: stage for stage in recipe.training[numbers.start : numbers.stop]}})
+    hours, dollars = (before.hours, before.dollars) if before is not None else (0.0, 0.0)
+    planned = plan_stages(mine, rig, hours=hours, dollars=dollars)
     for number, stage in enumerate(planned.stages):
         if not stage.plan.fits:
             raise _refusal(stage, planned.stages[:number])
@@ -46,12 +42,12 @@ def look_ahead(recipe: Recipe, ahead: Ahead, options: Options, say: Say) -> None
         raise UserError(
             f"the plan asks for confirmation: {warnings}", "give more data or a smaller budget, or confirm with --yes"
         )
-    if ahead.first == 0:
+    if numbers.start == 0:
         say(_announced(planned))
         for warning in depth_warnings(planned):
             say(f"warn: {warning}")
     # The stage that starts now tries its own when it starts; later ones would fail after hours that were paid for.
-    for later in recipe.training[ahead.first + 1 : ahead.last + 1]:
+    for later in recipe.training[numbers.start + 1 : numbers.stop]:
         if isinstance(later, GRPO) and later.placement == "local":
             _try_judges(later, say)
 

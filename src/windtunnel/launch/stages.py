@@ -13,7 +13,7 @@ from windtunnel.recipe import Recipe, TrainingStage, UserError, stage_recipe
 from windtunnel.run import GateResult, RunFolder, tell_gates
 
 from .local import train_run, write_page
-from .look_ahead import Ahead, look_ahead
+from .look_ahead import look_ahead
 from .stage_runs import StageRun, has_ended, held_run, judge, newest_of_job, none_of_job, position_of
 from .supervisor import STOPPED
 from .trainable import Options
@@ -164,7 +164,7 @@ def _train(
                 view.say(f"budget.{gone[0]} is for all stages and is spent: stage {stage.name} does not begin")
                 return STOPPED, before.path
         if position.run is None:
-            look_ahead(recipe, Ahead(position.number, last, before), options, view.say)
+            look_ahead(recipe, range(position.number, last + 1), before, options, view.say)
         view.say(f"stage {stage.name} ({position.number + 1} of {len(recipe.training)})" + _described(stage))
         facts = None if before is None else {"run": before.path.name, "hours": before.hours, "dollars": before.dollars}
         mine = replace(options, run=position.run, resume=position.run is not None, job=recipe, before=facts)
