@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,10 +66,6 @@ class Decision:
     def due(self) -> bool:
         """Return whether anything but a step comes next: then the last step's results are waited for."""
         return self.validate or self.save or self.stop is not None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return JSON."""
-        return asdict(self)
 
 
 class Callback:
@@ -235,22 +231,20 @@ class Health(Callback):
         bands: judges the metrics.
         limits: of the recipe: how often to go back, and how many batches to skip then.
         by_answers: held-out answers decide what is best: then a rising validation loss alone ends nothing.
+
+    Attributes:
+        rewinds: how often the run went back. rewind_due: why it must go back now; None: it need not.
     """
 
     def __init__(self, bands: BandWatch, limits: Bands, *, by_answers: bool = False) -> None:
         self.bands, self._limits, self._by_answers = bands, limits, by_answers
         self.rewinds = 0
-        self._rewind_due: str | None = None
+        self.rewind_due: str | None = None
         self._stop_due: str | None = None
-
-    @property
-    def rewind_due(self) -> str | None:
-        """Return why the run must go back; None: it need not."""
-        return self._rewind_due
 
     def go_back(self, why: str) -> None:
         """Ask to go back before the next step; the first reason stays."""
-        self._rewind_due = self._rewind_due or why
+        self.rewind_due = self.rewind_due or why
 
     def propose(self, step: int, decision: Decision) -> None:
         """Ask for the end of a run that overfits."""
@@ -259,7 +253,7 @@ class Health(Callback):
     def settle(self, step: int, decision: Decision) -> None:
         """Turn the decision into a rewind where one is due, or into the end after too many."""
         # Taken once: the rewind is this decision, and another spoiled step asks anew.
-        reason, self._rewind_due = self._rewind_due, None
+        reason, self.rewind_due = self.rewind_due, None
         if reason is None:
             return
         self.rewinds += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -179,7 +179,7 @@ class Loop:
         for callback in self._callbacks:
             if not decision.settled:
                 callback.settle(self.step, decision)
-        return Decision(**self._ranks.share(decision.as_dict() if self._ranks.first else None))
+        return Decision(**self._ranks.share(asdict(decision) if self._ranks.first else None))
 
     def _advance(self, progress: float) -> None:
         self._ranks.heartbeat.beat("training")
