@@ -54,7 +54,7 @@ def _budget(found: Findings, recipe: Recipe, run: RunFolder, step: int, state: d
 
 
 def _data(found: Findings, context: Context, run: RunFolder) -> None:
-    """Text files that are gone or changed since: training would refuse to go on."""
+    """Look for text files that are gone or changed since: training would refuse to go on."""
     try:
         present = context.corpus_files()
     except UserError as error:

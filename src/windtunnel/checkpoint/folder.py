@@ -47,7 +47,7 @@ class Written:
     checksum: str
 
     def to_json(self) -> dict[str, Any]:
-        """Both fields."""
+        """Return both fields."""
         return {"bytes": self.bytes, "checksum": self.checksum}
 
 
@@ -108,17 +108,17 @@ class Checkpoint:
 
     @property
     def bytes(self) -> int:
-        """Bytes on disk of all files, checkpoint.json aside."""
+        """Return the bytes on disk of all files, checkpoint.json aside."""
         return sum(f.bytes for f in self.files.values())
 
     @property
     def has_optimizer(self) -> bool:
-        """Whether the optimizer's states are still there (older checkpoints keep weights only)."""
+        """Return whether the optimizer's states are still there (older checkpoints keep weights only)."""
         return f"{OPTIMIZER}/.metadata" in self.files
 
     @property
     def loss(self) -> float | None:
-        """The loss by which checkpoints are compared: measured at its step, else by the last validation before it."""
+        """Return the loss by which checkpoints are compared: measured at its step, else by the last validation before it."""
         return self.validation_loss if self.validation_loss is not None else self.near_loss
 
     @property

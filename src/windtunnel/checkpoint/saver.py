@@ -186,7 +186,7 @@ class Saver:
 
     @property
     def busy(self) -> bool:
-        """Whether a save is under way."""
+        """Return whether a save is under way."""
         return self._writing is not None and self._writing.is_alive()
 
     def save(self, facts: Facts, parts: Sequence[str] | None = None) -> None:

@@ -104,7 +104,7 @@ class Staging:
 
     @property
     def done(self) -> bool:
-        """Whether the copy has ended."""
+        """Return whether the copy has ended."""
         return self._event is None or self._event.query()
 
     def before_update(self) -> None:
@@ -114,7 +114,7 @@ class Staging:
 
     @property
     def finite(self) -> bool:
-        """Whether all numbers are finite; known once the copy is `done`. A loss shows bad weights a step later only."""
+        """Return whether all numbers are finite; known once the copy is `done`. A loss shows bad weights a step later only."""
         return bool(self._finite)
 
     def finish(self) -> None:

@@ -38,23 +38,23 @@ class Linear:
 
     @property
     def matrix_parameters(self) -> int:
-        """Parameters that are multiplied, over all experts."""
+        """Count the parameters that are multiplied, over all experts."""
         return self.count * self.inputs * self.outputs
 
     @property
     def active_matrix_parameters(self) -> int:
-        """Parameters that one token is multiplied with; its forward pass takes twice as many FLOPs."""
+        """Count the parameters that one token is multiplied with; its forward pass takes twice as many FLOPs."""
         return self.used * self.inputs * self.outputs
 
     @property
     def parameters(self) -> int:
-        """All parameters, those of every expert included."""
+        """Count all parameters, those of every expert included."""
         # `bias` is a truth value: one number for each output, or none.
         return self.matrix_parameters + self.count * self.outputs * self.bias
 
     @property
     def active_parameters(self) -> int:
-        """Parameters that take part in one token."""
+        """Count the parameters that take part in one token."""
         return self.active_matrix_parameters + self.used * self.outputs * self.bias
 
     def adapted(self, targets: Targets) -> bool:
@@ -135,88 +135,88 @@ class Block:
 
     @property
     def q_dim(self) -> int:
-        """Channels of the queries."""
+        """Return the channels of the queries."""
         return self.heads * self.qk_head_dim
 
     @property
     def k_dim(self) -> int:
-        """Channels of the keys as attention sees them."""
+        """Return the channels of the keys as attention sees them."""
         return self.kv_heads * self.qk_head_dim
 
     @property
     def v_dim(self) -> int:
-        """Channels of the values as attention sees them."""
+        """Return the channels of the values as attention sees them."""
         return self.kv_heads * self.v_head_dim
 
     @property
     def kv_dim(self) -> int:
-        """Half of the channels of keys and values together: those of either where both are equally wide."""
+        """Return half of the channels of keys and values together: those of either where both are equally wide."""
         return (self.k_dim + self.v_dim) // 2
 
     @property
     def out_dim(self) -> int:
-        """Channels that attention returns, before the output projection."""
+        """Return the channels that attention returns, before the output projection."""
         return self.heads * self.v_head_dim
 
     @cached_property
     def attention_parameters(self) -> int:
-        """Projections of attention, with biases and sinks."""
+        """Count the parameters of the projections of attention, with biases and sinks."""
         return self._sum("attention") + self.scalar_parameters
 
     @cached_property
     def mlp_parameters(self) -> int:
-        """Dense MLP, shared experts and router, its buffer included."""
+        """Count the parameters of the dense MLP, shared experts and router, its buffer included."""
         return self._sum("mlp") + self._sum("shared") + self._sum("router") + self.buffer_parameters
 
     @cached_property
     def expert_parameters(self) -> int:
-        """All routed experts."""
+        """Count the parameters of all routed experts."""
         return self._sum("experts")
 
     @cached_property
     def active_expert_parameters(self) -> int:
-        """The routed experts of one token."""
+        """Count the parameters of the routed experts of one token."""
         return sum(linear.active_parameters for linear in self.linears if linear.part == "experts")
 
     @cached_property
     def norm_parameters(self) -> int:
-        """Parameters of the layer's norms."""
+        """Count the parameters of the layer's norms."""
         return sum(norm.parameters for norm in self.norms)
 
     @cached_property
     def parameters(self) -> int:
-        """All parameters of the layer."""
+        """Count all parameters of the layer."""
         return self.attention_parameters + self.mlp_parameters + self.expert_parameters + self.norm_parameters
 
     @property
     def active_parameters(self) -> int:
-        """Parameters that take part in one token."""
+        """Count the parameters that take part in one token."""
         return self.parameters - self.expert_parameters + self.active_expert_parameters
 
     @cached_property
     def matrix_parameters(self) -> int:
-        """Parameters that are multiplied, all experts counted."""
+        """Count the parameters that are multiplied, all experts counted."""
         return sum(linear.matrix_parameters for linear in self.linears)
 
     @cached_property
     def active_matrix_parameters(self) -> int:
-        """Parameters that one token is multiplied with."""
+        """Count the parameters that one token is multiplied with."""
         return sum(linear.active_matrix_parameters for linear in self.linears)
 
     @property
     def cached_elements(self) -> int:
-        """Elements that one token takes in the KV cache: keys and values, or the latent vector and the rotary key.
+        """Count the elements that one token takes in the KV cache: keys and values, or the latent vector and the rotary key.
 
         The latter is what vLLM and recent transformers keep; transformers 5.10 kept expanded keys and values.
         """
         return self.mla.kv_rank + self.mla.rope_dim if self.mla else self.k_dim + self.v_dim
 
     def visible(self, sequence: int) -> int:
-        """Positions that the last of `sequence` tokens sees."""
+        """Count the positions that the last of `sequence` tokens sees."""
         return sequence if self.window is None else min(self.window, sequence)
 
     def lora_parameters(self, rank: int, targets: Targets) -> int:
-        """Parameters of this block's LoRA adapters."""
+        """Count the parameters of this block's LoRA adapters."""
         return sum(rank * (linear.inputs + linear.outputs) for linear in self.linears if linear.adapted(targets))
 
     def _sum(self, part: Part) -> int:

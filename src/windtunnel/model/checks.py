@@ -113,7 +113,7 @@ def whole_parameters(context: Context) -> tuple[int, int]:
 
 @one_thread()
 def causality(context: Context, say: Say) -> Evidence:
-    """Another last token changes no earlier logit, unless each is to see all; another first token changes later ones."""
+    """Change the last token, which no earlier logit may feel unless each sees all; and the first, which later ones must."""
     import torch
 
     gpt = context.network()
@@ -161,7 +161,7 @@ def stirred(gpt: GPT) -> GPT:
 
 @one_thread()
 def precision(context: Context, say: Say) -> Evidence:
-    """Loss and gradients of the same weights in fp32 and bf16."""
+    """Compare loss and gradients of the same weights in fp32 and bf16."""
     import torch
 
     wanted = context.recipe.pretrain.precision

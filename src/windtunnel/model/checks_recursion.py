@@ -40,7 +40,7 @@ def _joins(context: Context) -> bool:
 
 @one_thread()
 def recursion(context: Context, say: Say) -> Evidence:
-    """Weights of the supervision steps, the loss after each of them, and the objective put together from these."""
+    """Judge the weights of supervision steps, the loss after each, and the objective put together from these."""
     import torch
 
     from windtunnel.model import objective_of
@@ -161,7 +161,7 @@ def _difference(a: Tensor, b: Tensor) -> float:
 
 @one_thread()
 def cache(context: Context, say: Say) -> Evidence:
-    """Logits after every token, from the cache and from a whole forward pass."""
+    """Compare logits after every token, from the cache and from a whole forward pass."""
     import torch
 
     from windtunnel.model import KVCache, extend

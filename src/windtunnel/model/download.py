@@ -72,7 +72,7 @@ class Listing:
 
     @property
     def source(self) -> str:
-        """Where they are from, in words."""
+        """Say where they are from, in words."""
         return f"huggingface.co/{self.identity} at {self.revision}"
 
 

@@ -34,7 +34,7 @@ class Quantised:
 
 
 def fits(weights: Sequence[Tensor]) -> bool:
-    """Can these weights multiply in fp8 on this device?"""
+    """Return whether these weights can multiply in fp8 on this device."""
     sides = [n for w in weights for n in w.shape]
     capable = weights[0].is_cuda and torch.cuda.get_device_capability(weights[0].device) >= (9, 0)
     return capable and min(sides) >= LEAST_SIDE and all(n % MULTIPLE == 0 for n in sides)
@@ -42,7 +42,7 @@ def fits(weights: Sequence[Tensor]) -> bool:
 
 @torch.no_grad()
 def quantise_weights(weights: Sequence[Tensor]) -> Quantised:
-    """Weights below one another, through bf16 as the products take them otherwise."""
+    """Quantise weights below one another, by way of bf16, as products take them otherwise."""
     from .triton_fp8 import find_amax, quantise_both
 
     # By bf16 first, so that fp8 and bf16 runs of the same weights differ by fp8 alone.
@@ -244,7 +244,7 @@ def enable_fp8(model: GPT) -> int:
 
 
 def enable_gathered_fp8(model: GPT) -> None:
-    """As `enable_fp8` for sharded weights: nothing of them is held in fp8, products quantise what was gathered for them."""
+    """Do as `enable_fp8` for sharded weights: nothing of them is held in fp8, products quantise what was gathered for them."""
     for part in model.parts():
         part.fp8 |= {name: None for name, weights in part.products().items() if fits(weights)}
 

@@ -48,7 +48,7 @@ class BlockFP8:
 
     @property
     def inputs(self) -> int:
-        """Columns of an expert's weight."""
+        """Return the columns of an expert's weight."""
         return self.codes.size(3)
 
     def decode(self, first: int, last: int, dtype: torch.dtype) -> Tensor:
@@ -144,12 +144,12 @@ class SharedExperts:
 
     @property
     def own(self) -> range:
-        """The experts of this rank."""
+        """Return the experts of this rank."""
         return self.group.own(self.count)
 
     @property
     def parameters(self) -> int:
-        """Weights of all experts of the layer, on whatever ranks."""
+        """Count the weights of all experts of the layer, on whatever ranks."""
         return sum(count * rows * columns for count, rows, columns in self.shapes.values())
 
 

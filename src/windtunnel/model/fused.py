@@ -42,7 +42,7 @@ class _Norm(torch.autograd.Function):
 
 
 def norm(x: Tensor) -> Tensor:
-    """RMS norm over the last axis, without parameters (a gain would be absorbed by the next matrix)."""
+    """Return the RMS norm over the last axis, without parameters (a gain would be absorbed by the next matrix)."""
     # Without gradients its own wrapping would take as long as a small model's norm itself.
     return _Norm.apply(x) if torch.is_grad_enabled() else _normed(x)[0]
 

@@ -243,12 +243,12 @@ class GPT(nn.Module):
             yield block
 
     def parts(self) -> Iterator[Attention | MLP]:
-        """Everything that multiplies by matrices of the blocks."""
+        """Yield everything that multiplies by matrices of the blocks."""
         for block in self.layers():
             yield from (block.attention, block.mlp)
 
     def weights_changed(self) -> None:
-        """To be called by whoever changes weights after `enable_fp8`: their fp8 copies are made anew before the next step."""
+        """Note that weights have changed: their fp8 copies, if there are any, are made anew before the next step."""
         self._stale = True
 
     def refresh(self) -> None:
@@ -259,7 +259,7 @@ class GPT(nn.Module):
             self._stale = False
 
     def look_up(self, idx_BT: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Token embeddings (B, T, C) and the value embeddings (B, T, E) of each layer in shape.value_layers."""
+        """Return token embeddings (B, T, C) and the value embeddings (B, T, E) of each layer in shape.value_layers."""
         # Sorted once for all tables: only their gradients need it.
         tokens = TokenOrder(idx_BT, self.shape.padded_vocab) if torch.is_grad_enabled() else None
         after = self.after_lookups if torch.is_grad_enabled() else None
@@ -270,7 +270,7 @@ class GPT(nn.Module):
         return embedded, extras
 
     def trunk(self, embedded_BTC: Tensor, extras: list[Tensor]) -> Tensor:
-        """Embeddings -> final normed states (B, T, C)."""
+        """Turn embeddings into the final normed states (B, T, C)."""
         first = last_norm(embedded_BTC, None)
         return self.stack(first, first, extras)
 
@@ -300,7 +300,7 @@ class GPT(nn.Module):
         return last_norm(x, delta, gradient_amax=from_mlp)
 
     def logits(self, x_BTC: Tensor) -> Tensor:
-        """States -> softcapped fp32 logits over the tokens in use (B, T, vocab)."""
+        """Turn states into softcapped fp32 logits over the tokens in use (B, T, vocab)."""
         # Rows that fill the table up are no tokens: their logits are never made.
         raw = wide(F.linear(x_BTC, self.head.weight[: self.shape.vocab].to(x_BTC.dtype)))
         return self.shape.softcap * torch.tanh(raw / self.shape.softcap)
@@ -318,7 +318,7 @@ class GPT(nn.Module):
         return self._scored(x, targets_BT, reduction)
 
     def _scored(self, x: Tensor, targets_BT: Tensor | None, reduction: str) -> Tensor:
-        """Of the last norm's output: logits, or the loss where there are targets."""
+        """Return logits of the last norm's output, or the loss where there are targets."""
         if targets_BT is None:
             return self.logits(x)
         losses, total = capped_cross_entropy(x, self.head.weight, targets_BT, self.shape.vocab, self.shape.softcap)

@@ -71,7 +71,7 @@ class HFShape:
 
     @property
     def same_steps(self) -> bool:
-        """Whether steps of decoding are recorded on a GPU, and so wait for no host."""
+        """Return whether steps of decoding are recorded on a GPU, and so wait for no host."""
         return self.family in SAME_STEPS and not any(self.windows)
 
     @property
@@ -86,13 +86,13 @@ class HFShape:
 
     @property
     def raw(self) -> dict[str, Any]:
-        """The config as a mapping that transformers' AutoConfig.for_model(**raw) builds; a fresh copy, which it may change."""
+        """Return the config as a mapping for transformers' AutoConfig.for_model(**raw); a fresh copy, which it may change."""
         content: dict[str, Any] = json.loads(self.config)
         return content
 
     @cached_property
     def kinds(self) -> dict[Block, int]:
-        """Blocks that differ, with how many there are of each."""
+        """Return the blocks that differ, with how many there are of each."""
         # By a few kinds of blocks, not by all layers: a plan's search asks for these counts over and over.
         same: dict[int, int] = {}
         for block in self.blocks:  # alike ones are mostly one object, which is told faster than that two are equal
@@ -115,38 +115,38 @@ class HFShape:
 
     @property
     def embedding_parameters(self) -> int:
-        """The table of token embeddings."""
+        """Count the parameters of the table of token embeddings."""
         return self.vocab * self.dim
 
     @property
     def head_parameters(self) -> int:
-        """Parameters that the output head has of its own: 0 where it is the embedding table."""
+        """Count the parameters that the output head has of its own: 0 where it is the embedding table."""
         return 0 if self.tied else self.vocab * self.dim
 
     @property
     def head_matrix_parameters(self) -> int:
-        """Parameters that the output head multiplies, tied or not."""
+        """Count the parameters that the output head multiplies, tied or not."""
         return self.vocab * self.dim
 
     @cached_property
     def block_parameters(self) -> int:
-        """Parameters of all layers."""
+        """Count the parameters of all layers."""
         return sum(count * block.parameters for block, count in self.kinds.items())
 
     @cached_property
     def parameters(self) -> int:
-        """All parameters, a tied table once, buffers that are saved with them included (as published counts do)."""
+        """Count all parameters, a tied table once, buffers that are saved with them included (as published counts do)."""
         return self.embedding_parameters + self.block_parameters + self.final_norm_parameters + self.head_parameters
 
     @cached_property
     def active_parameters(self) -> int:
-        """Parameters that take part in one token: all but the routed experts it does not pass through."""
+        """Count the parameters that take part in one token: all but the routed experts it does not pass through."""
         # From the whole, so that what is no block counts once and fully.
         return self.parameters - sum(n * (block.parameters - block.active_parameters) for block, n in self.kinds.items())
 
     @cached_property
     def expert_parameters(self) -> int:
-        """All routed experts of all layers."""
+        """Count the parameters of all routed experts of all layers."""
         return sum(count * block.expert_parameters for block, count in self.kinds.items())
 
     @cached_property
@@ -156,17 +156,17 @@ class HFShape:
 
     @cached_property
     def matrix_parameters(self) -> int:
-        """The blocks' matrices, all experts counted; without embedding and head."""
+        """Count the parameters of the blocks' matrices, all experts counted; without embedding and head."""
         return sum(count * block.matrix_parameters for block, count in self.kinds.items())
 
     @cached_property
     def active_matrix_parameters(self) -> int:
-        """The blocks' matrices that one token is multiplied with; without the head."""
+        """Count the parameters of the blocks' matrices that one token is multiplied with; without the head."""
         return sum(count * block.active_matrix_parameters for block, count in self.kinds.items())
 
     @property
     def mtp_parameters(self) -> int:
-        """Parameters of the prediction modules as checkpoints hold them, with their copies of embedding and head.
+        """Count the parameters of the prediction modules as checkpoints hold them, with their copies of embedding and head.
 
         A module is a block like the last, a projection of two concatenated vectors, three norms, and a copy of both tables.
         """
@@ -175,7 +175,7 @@ class HFShape:
 
     @property
     def published_bytes(self) -> float:
-        """Bytes of its files on the hub: bf16, but of DeepSeek-V3 and its like matrices in fp8 with a scale for 128 x 128."""
+        """Return the bytes of its files on the hub: bf16, of DeepSeek-V3 and its like fp8 with a scale for 128 x 128 weights."""
         if self.family != "deepseek_v3":
             return 2.0 * (self.parameters + self.mtp_parameters)
         matrices = self.matrix_parameters + self.mtp_layers * (self.blocks[-1].matrix_parameters + 2 * self.dim * self.dim)
@@ -190,13 +190,13 @@ class HFShape:
         return masked_flops(self.blocks, sequence)
 
     def kv_bytes_per_token(self, element_bytes: float = 2) -> float:
-        """Bytes of KV cache that a token takes over all layers, while every window still holds it."""
+        """Return the bytes of KV cache that a token takes over all layers, while every window still holds it."""
         return element_bytes * sum(count * block.cached_elements for block, count in self.kinds.items())
 
     def kv_bytes(self, sequence: int, element_bytes: float = 2) -> float:
-        """Bytes of KV cache of one sequence: layers with a window keep no more than it."""
+        """Return the bytes of KV cache of one sequence: layers with a window keep no more than it."""
         return element_bytes * sum(count * block.cached_elements * block.visible(sequence) for block, count in self.kinds.items())
 
     def lora_parameters(self, rank: int, targets: Targets = "all") -> int:
-        """Parameters of LoRA adapters on the layers' linear modules; routers and routed experts get none."""
+        """Count the parameters of LoRA adapters on the layers' linear modules; routers and routed experts get none."""
         return sum(block.lora_parameters(rank, targets) for block in self.blocks)

@@ -64,7 +64,7 @@ def shape_from_config(name: str, config: Mapping[str, Any], source: str) -> HFSh
 
 
 def _sparse_layers(keys: Keys, family: Family, layers: int) -> list[bool]:
-    """Which layers have experts in place of the dense MLP."""
+    """Tell which layers have experts in place of the dense MLP."""
     if family.sparse is None or family.sparse.layers == "all":
         return [family.sparse is not None] * layers
     if family.sparse.layers == "after_dense":
@@ -190,7 +190,7 @@ class _Builder:
         return [*queries, *rest], [*norms, self._norm("self_attn.kv_a_layernorm", mla.kv_rank)]
 
     def _gated(self, module: str, part: Part, hidden: int, bias: bool) -> list[Linear]:
-        """Gate, up and down of a SwiGLU-like MLP."""
+        """Return gate, up and down of a SwiGLU-like MLP."""
         down = Linear(f"{module}.down_proj", part, hidden, self.dim, bias)
         if self.family.fused:
             return [Linear(f"{module}.gate_up_proj", part, self.dim, 2 * hidden, bias), down]

@@ -84,7 +84,7 @@ class Keys:
         return UserError(f"{self.source}: {key} {problem}", fix)
 
     def name_of(self, *keys: str) -> str:
-        """Which of a key's spellings the file uses; the first where it uses none."""
+        """Tell which of a key's spellings the file uses; the first where it uses none."""
         return next((key for key in keys if self.values.get(key) is not None), keys[0])
 
     def size(self, *keys: str, least: int = 1, most: int = LARGEST_SIZE) -> int:

@@ -18,7 +18,7 @@ from .hf_config import read_config
 
 
 def known_models() -> list[str]:
-    """Names of the built-in models, other spellings left out."""
+    """Return the names of the built-in models, other spellings left out."""
     return sorted(_names())
 
 

@@ -12,7 +12,7 @@ CHUNK = 8192
 
 
 def capped_cross_entropy(x_BTC: Tensor, weight: Tensor, targets_BT: Tensor, vocab: int, softcap: float) -> tuple[Tensor, Tensor]:
-    """Head and loss in one, without ever holding all logits.
+    """Apply head and loss in one, without ever holding all logits.
 
     logits = softcap * tanh(x W^T / softcap) over the first `vocab` rows of `weight`; the loss is
     cross-entropy in nats. The gradients of x and W are computed chunk by chunk in the forward pass.
@@ -84,7 +84,7 @@ def _add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 def _loss_and_gradient_(logits: Tensor, targets: Tensor, vocab: int, softcap: float, gradient: bool) -> Tensor:
-    """Losses (N,) of raw logits (N, V); the logits are overwritten by the gradient of the losses' sum."""
+    """Return the losses (N,) of raw logits (N, V); the logits are overwritten by the gradient of the losses' sum."""
     if logits.is_cuda:
         from .triton_loss import loss_and_gradient_
 

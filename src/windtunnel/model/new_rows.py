@@ -24,7 +24,7 @@ class Vocabulary(Protocol):
 
     @property
     def known_ids(self) -> tuple[tuple[int, int], ...]:
-        """Spans of the ids that are tokens and not new."""
+        """Return the spans of the ids that are tokens and not new."""
 
 
 @dataclass(frozen=True)

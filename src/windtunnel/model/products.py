@@ -36,7 +36,7 @@ def stacked(weights: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
 
 
 def made_again(weights: Sequence[Tensor], x: Tensor) -> bool:
-    """Whether the backward pass stacks these weights anew rather than keep them: they are in x's precision as they are.
+    """Return whether the backward pass stacks these weights anew rather than keep them: they are in x's precision as they are.
 
     Sharded weights are then freed in between, and gathered to where they were.
     """
@@ -184,7 +184,7 @@ def linear(x: Tensor, *weights: Tensor, matrix: Tensor | None = None) -> Tensor:
 
 
 def gated_linear(x: Tensor, gate_weight: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]:
-    """`linear`, and x's first channels times gate_weight (K, channels) transposed: (..., K)."""
+    """Return `linear`, and x's first channels times gate_weight (K, channels) transposed: (..., K)."""
     return _GatedLinear.apply(x, gate_weight, *weights)
 
 

@@ -53,7 +53,7 @@ class RecursiveGPT(GPT):
 
     @property
     def recursion(self) -> RecursionShape:
-        """How often blocks are applied."""
+        """Tell how often blocks are applied."""
         assert self.shape.recursion is not None
         return self.shape.recursion
 
@@ -82,7 +82,7 @@ class RecursiveGPT(GPT):
 
     @contextlib.contextmanager
     def shared_weights(self) -> Iterator[None]:
-        """Meanwhile all applications of a block use one copy of its weights in the compute dtype; weights may not change."""
+        """Let all applications of a block use one copy of its weights in the compute dtype; weights may not change."""
         self.refresh()
         parts = list(self.parts()) if self.head.weight.is_cuda else []
         for part in parts:
@@ -98,7 +98,7 @@ class RecursiveGPT(GPT):
                 part.prepared.clear()
 
     def read(self, idx_BT: Tensor) -> Inputs:
-        """Tokens -> what the recursion works on."""
+        """Turn tokens into what the recursion works on."""
         embedded, extras = self.look_up(idx_BT)
         return Inputs(last_norm(embedded, None), extras)
 
@@ -109,7 +109,7 @@ class RecursiveGPT(GPT):
         return (first,) if self.recursion.scheme == "looped" else (first, torch.zeros_like(first))
 
     def advance(self, inputs: Inputs, carry: Carry, attention: Attend | None = None) -> Carry:
-        """One supervision step."""
+        """Take one supervision step."""
         after: Carry = again(self.recompute == "step", self._step, self, inputs, carry, attention)
         return after
 
@@ -118,7 +118,7 @@ class RecursiveGPT(GPT):
         return carry[0] if self.recursion.scheme == "looped" else last_norm(carry[0], None)
 
     def halting(self, answer_BTC: Tensor) -> Tensor:
-        """Logits (B,) fp32 of every target of a sequence being answered right, from its mean state."""
+        """Return the logits (B,) fp32 of every target of a sequence being answered right, from its mean state."""
         return (wide(answer_BTC).mean(1) * self.halt_weight).sum(-1) + self.halt_bias
 
     def answers(self, idx_BT: Tensor, supervision: int | None = None) -> Iterator[Tensor]:
@@ -149,7 +149,7 @@ class RecursiveGPT(GPT):
 
     @torch.no_grad()
     def step_losses(self, idx_BT: Tensor, targets_BT: Tensor, supervision: int | None = None) -> Tensor:
-        """Nats of each supervision step (N, B, T), 0 where there is no target."""
+        """Return the nats of each supervision step (N, B, T), 0 where there is no target."""
         head, vocab, softcap = self.head.weight, self.shape.vocab, self.shape.softcap
         answers = self.answers(idx_BT, supervision)
         return torch.stack([capped_cross_entropy(x, head, targets_BT, vocab, softcap)[0] for x in answers])

@@ -92,7 +92,7 @@ def _of_likeliest(scaled_NV: Tensor, top_p_N: Tensor, top_k_N: Tensor, uniform_N
 
 
 def top_log_probabilities(logits_NV: Tensor, chosen_N: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probabilities (nats, before temperature): of the chosen tokens (N,), and of the `count` likeliest with their ids."""
+    """Return log-probabilities (nats, before temperature) of the chosen tokens (N,), and of the `count` likeliest with ids."""
     log_p = torch.log_softmax(logits_NV.float(), -1)
     top = log_p.topk(min(count, log_p.size(-1)), dim=-1)
     return log_p.gather(1, chosen_N[:, None])[:, 0], top.values, top.indices

@@ -130,7 +130,7 @@ def looped(model: RecursiveGPT, inputs: Inputs, carry: Carry, attention: Attend 
 
 
 def _cycles(recursion: RecursionShape) -> Iterator[bool]:
-    """For each cycle, whether it has a gradient."""
+    """Yield for each cycle whether it has a gradient."""
     for i in range(recursion.cycles):
         yield recursion.gradient_cycles == "all" or i == recursion.cycles - 1
 

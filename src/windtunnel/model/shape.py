@@ -29,12 +29,12 @@ class RecursionShape:
 
     @property
     def cycle_passes(self) -> int:
-        """Applications of each block in one cycle: the latent updates, and the answer's where there is a latent."""
+        """Count the applications of each block in one cycle: the latent updates, and the answer's where there is a latent."""
         return self.loops if self.scheme == "looped" else self.loops + 1
 
     @property
     def passes(self) -> int:
-        """Applications of each block in one supervision step."""
+        """Count the applications of each block in one supervision step."""
         return self.cycles * self.cycle_passes
 
     @property
@@ -73,12 +73,12 @@ class GPTShape:
 
     @property
     def mixes_embedding(self) -> bool:
-        """Whether each layer rescales the residual stream and mixes the embedding in by two scalars."""
+        """Return whether each layer rescales the residual stream and mixes the embedding in by two scalars."""
         return self.recursion is None or self.recursion.scheme == "looped"
 
     @property
     def applications(self) -> int:
-        """Applications of a block in a whole forward pass: all layers, passes and supervision steps."""
+        """Count the applications of a block in a whole forward pass: all layers, passes and supervision steps."""
         r = self.recursion
         return self.layers if r is None else self.layers * r.passes * r.supervision
 
@@ -96,17 +96,17 @@ class GPTShape:
 
     @property
     def supervision(self) -> int:
-        """Supervision steps that the model is trained with, each of which answers; 0 where it answers once."""
+        """Return the supervision steps that the model is trained with, each of which answers; 0 where it answers once."""
         return 0 if self.recursion is None else self.recursion.supervision
 
     @property
     def kv_dim(self) -> int:
-        """Channels of the keys (and of the values) of one layer."""
+        """Return the channels of the keys (and of the values) of one layer."""
         return self.kv_heads * self.head_dim
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
-        """The layers' matrices and attention; layers that are alike are one object."""
+        """Return the layers' matrices and attention; layers that are alike are one object."""
         kinds: dict[tuple[int, bool], Block] = {}
         for i, window in enumerate(self.windows):
             kind = (window, i in self.value_layers)
@@ -126,35 +126,35 @@ class GPTShape:
 
     @cached_property
     def matrix_parameters(self) -> int:
-        """Parameters of the blocks' matrices: attention, MLP and value gates."""
+        """Count the parameters of the blocks' matrices: attention, MLP and value gates."""
         return sum(block.matrix_parameters for block in self.blocks)
 
     @property
     def table_parameters(self) -> int:
-        """Parameters that are looked up, not multiplied: token and value embeddings, and places where nothing is causal."""
+        """Count what is looked up, not multiplied: token and value embeddings, and places where nothing is causal."""
         places = 0 if self.causal else self.sequence * self.dim
         return self.padded_vocab * (self.dim + len(self.value_layers) * self.kv_dim) + places
 
     @property
     def head_parameters(self) -> int:
-        """Parameters of the output head."""
+        """Count the parameters of the output head."""
         return self.padded_vocab * self.dim
 
     @property
     def parameters(self) -> int:
-        """All parameters, the two scalars a layer and the halting head included."""
+        """Count all parameters, the two scalars a layer and the halting head included."""
         scalars = 2 * self.layers if self.mixes_embedding else 0
         halting = self.dim + 1 if self.recursion is not None and self.recursion.halting else 0
         return self.matrix_parameters + self.table_parameters + self.head_parameters + scalars + halting
 
     @property
     def scaling_parameters(self) -> int:
-        """Matrices and head: what token counts scale with (nanochat's scaling study, January 2026)."""
+        """Count matrices and head: what token counts scale with (nanochat's scaling study, January 2026)."""
         return self.matrix_parameters + self.head_parameters
 
     @property
     def flops_per_token(self) -> float:
-        """Training FLOPs a token, forward and backward: 6 a multiplied parameter + attention (PaLM, appendix B).
+        """Return the training FLOPs a token, forward and backward: 6 a multiplied parameter + attention (PaLM, appendix B).
 
         Attention is counted as 12 * heads * head_dim * window, that is without halving it for
         causality: the convention that published MFU figures use. Under recursion every pass counts,
@@ -165,17 +165,17 @@ class GPTShape:
 
     @property
     def masked_flops_per_token(self) -> float:
-        """What of those FLOPs no kernel computes: attention to positions that come after a token, none where all see all."""
+        """Return what of those FLOPs no kernel computes: attention to positions after a token, none where all see all."""
         return self._graded_passes * masked_flops(self.blocks, self.sequence) if self.causal else 0.0
 
     @property
     def _supervised(self) -> int:
-        """How often a token's loss is counted in a step."""
+        """Tell how often a token's loss is counted in a step."""
         return max(1, self.supervision)
 
     @property
     def _graded_passes(self) -> float:
-        """Passes of training through all blocks, those without a gradient a third."""
+        """Return the passes of training through all blocks, those without a gradient a third."""
         if self.recursion is None:
             return 1.0
         r = self.recursion
@@ -183,7 +183,7 @@ class GPTShape:
 
     @property
     def forward_flops_per_token(self) -> float:
-        """FLOPs a token of the model in use: every pass of every supervision step, and the head once."""
+        """Return the FLOPs a token of the model in use: every pass of every supervision step, and the head once."""
         passes = 1 if self.recursion is None else self.recursion.passes * self.recursion.supervision
         return self._pass_flops * passes / 3 + 2.0 * self.head_parameters
 
@@ -193,7 +193,7 @@ class GPTShape:
         return training_flops(self.blocks, self.sequence)
 
     def kv_bytes_per_token(self, element_bytes: int = 2) -> int:
-        """Bytes of KV cache one token takes: every application of a block has keys and values of its own."""
+        """Return the bytes of KV cache one token takes: every application of a block has keys and values of its own."""
         return 2 * self.applications * self.kv_dim * element_bytes
 
 

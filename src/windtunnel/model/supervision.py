@@ -163,7 +163,7 @@ class Supervision:
                 _backward(read, inputs)
 
     def _each(self, batches: list[tuple[Tensor, Tensor]], after_step: Callable[[int], None] | None) -> None:
-        """Supervision step by supervision step, all micro-batches in each; the detached states wait in between."""
+        """Go supervision step by supervision step, all micro-batches in each; the detached states wait in between."""
         waiting: list[tuple[Tensor, ...]] = [()] * len(batches)
         self.sums.sequences = sum(len(x) for x, _ in batches)
         for i in range(self.count):
@@ -176,7 +176,7 @@ class Supervision:
                 after_step(i)
 
     def _one(self, i: int, x: Tensor, y: Tensor, *states: Tensor) -> None:
-        """Supervision step i of a micro-batch. states: what the step before left, the last of them its loss."""
+        """Take supervision step i of a micro-batch. states: what the step before left, the last of them its loss."""
         if i == 0:
             self.sums.targets += (y >= 0).sum()
         with self.model.shared_weights():
@@ -220,7 +220,7 @@ class Supervision:
         return loss * self.scale, value
 
     def _halting(self, i: int, logits: Tensor, right: Tensor) -> Tensor:
-        """Cross-entropy of the halting head, mean over sequences."""
+        """Return the cross-entropy of the halting head, mean over sequences."""
         solved = right.all(-1)
         each = F.binary_cross_entropy_with_logits(logits, solved.float(), reduction="sum")
         self.sums.halting[i] += each.detach()

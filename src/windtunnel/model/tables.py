@@ -45,7 +45,7 @@ def add_rows_(table_VC: Tensor, grad_NC: Tensor, tokens: TokenOrder) -> None:
 
 
 def read_rows(table_VC: Tensor, idx: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rows idx of the table in `dtype`: (*idx.shape, C)."""
+    """Return rows idx of the table in `dtype`: (*idx.shape, C)."""
     if table_VC.is_cuda:
         from .triton_tables import read_rows_kernel
 

@@ -72,7 +72,7 @@ def _quantise(
 
 
 def find_amax(x: Tensor, signed: bool = False) -> Tensor:
-    """Largest magnitude, or with `signed` largest value or 0, of a contiguous tensor: (1,) fp32."""
+    """Return the largest magnitude, or with `signed` largest value or 0, of a contiguous tensor: (1,) fp32."""
     out = torch.zeros(1, dtype=torch.float32, device=x.device)
     _amax[(triton.cdiv(x.numel(), AMAX_BLOCK),)](x, out, x.numel(), SIGNED=signed, BLOCK=AMAX_BLOCK, num_warps=8)
     return out

@@ -127,7 +127,7 @@ def split_backward(
     dq: Tensor, dk: Tensor, dv: Tensor, q: Tensor, k: Tensor, factor: Tensor, cos: Tensor, sin: Tensor,
     gate: Tensor | None, extra: Tensor | None, gain: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of qkv, gate and extra (the last two empty without a gate)."""
+    """Return the gradients of qkv, gate and extra (the last two empty without a gate)."""
     B, T, heads, D = q.shape
     kv_heads = k.size(2)
     gated = gate is not None and extra is not None

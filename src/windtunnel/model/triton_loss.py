@@ -45,7 +45,7 @@ def _kernel(logits, targets, losses, vocab, width, stride, softcap, inward, outw
 
 
 def loss_and_gradient_(logits: Tensor, targets: Tensor, vocab: int, softcap: float, gradient: bool) -> Tensor:
-    """Losses (N,) fp32 of raw logits (N, V); with `gradient` the logits become the gradient of the losses' sum."""
+    """Return the losses (N,) fp32 of raw logits (N, V); with `gradient` the logits become the gradient of the losses' sum."""
     losses = torch.empty(logits.size(0), dtype=torch.float32, device=logits.device)
     width = logits.size(1)
     block = min(4096, triton.next_power_of_2(width))

@@ -80,7 +80,7 @@ def _launch(C: int) -> dict[str, int]:
 def refine_forward(
     s: Tensor, a: Tensor | None, b: Tensor | None, x: Tensor | None, y: Tensor | None, keep: bool
 ) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor]:
-    """Of contiguous (N, C) tensors: s + a + b if `keep`, y + a + b, u = norm(s + a + b - x), and u's factors (N,) fp32."""
+    """Return of contiguous (N, C) tensors: s + a + b if `keep`, y + a + b, u = norm(s + a + b - x), and u's factors (N,) fp32."""
     N, C = s.shape
     out, y_out = torch.empty_like(s) if keep else None, None if y is None else torch.empty_like(s)
     u, factor = torch.empty_like(s), torch.empty(N, dtype=torch.float32, device=s.device)
@@ -97,7 +97,7 @@ def refine_backward(
     du: Tensor | None, again: Tensor | None, u: Tensor, factor: Tensor,
     dout: Tensor | None, dy: Tensor | None, onward: Tensor | None, has_x: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
-    """Gradients of s, of a and b (the same tensor where y has no gradient), and of x, `onward` added."""
+    """Return the gradients of s, of a and b (the same tensor where y has no gradient), and of x, `onward` added."""
     N, C = u.shape
     ds = torch.empty_like(u)
     da = ds if dy is None else torch.empty_like(u)

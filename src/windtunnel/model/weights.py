@@ -75,7 +75,7 @@ def model_of_recipe(
 def _model(
     shape: GPTShape, weights: Iterable[tuple[str, torch.Tensor]], device: torch.device | str, compute: torch.dtype, source: str
 ) -> GPT:
-    """Weights in fp32 on `device`."""
+    """Build a model with these weights, in fp32 on `device`."""
     model = empty_model(shape, device, compute)
     # Crossed off one by one: what is left in the end was in no file.
     missing = dict(model.named_parameters())

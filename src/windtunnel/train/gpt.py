@@ -72,7 +72,7 @@ def build(recipe: Recipe, layout: Layout, ranks: Ranks, vocab: int) -> tuple[Hyp
 
 
 def is_sharded(layout: Layout) -> bool:
-    """Whether ranks hold parts of weights and gradients; one rank has nobody to share with."""
+    """Return whether ranks hold parts of weights and gradients; one rank has nobody to share with."""
     return layout.shard == "full" and layout.ranks > 1
 
 

@@ -80,7 +80,7 @@ class Group:
         raise NotImplementedError
 
     def update(self, scalars: Scalars) -> None:
-        """One update of the owned weights."""
+        """Update the owned weights once."""
         raise NotImplementedError
 
     def states(self) -> Iterator[tuple[str, Slice]]:
