@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from .cache import KVCache, extend, lay_out
     from .checks import add_gradients
     from .compiled import compile_attention, without_attention
-    from .download import by_hand
     from .expert_parallel import ExpertGroup, expert_group
     from .fetch import (
         Fetched,
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
         token_tables,
         without_bar,
     )
+    from .hub_errors import by_hand
     from .known import hf_shape, hub_id, known_models
     from .memory import out_of_memory
     from .new_rows import NewRows, with_rows

