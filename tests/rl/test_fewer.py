@@ -10,7 +10,7 @@ from runs import new_run, series
 
 from windtunnel.actors import Wanted
 from windtunnel.actors.placement import Node
-from windtunnel.launch import Options, placed
+from windtunnel.launch import Options, placed_rank
 from windtunnel.launch.placed import most_of
 from windtunnel.launch.prepare import plan_again, prepare_run
 from windtunnel.launch.ranks import run_ranks
@@ -76,15 +76,15 @@ def test_the_most_that_what_is_left_of_a_cluster_holds(
 
 def test_a_node_that_is_missed_is_told_once_it_does_not_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = [Node("0", "n0", "", 2, 0), Node("1", "n1", "", 2, 0)]
-    monkeypatch.setattr(placed, "nodes_of", lambda: list(nodes))
-    monkeypatch.setattr(placed, "NODES_SECONDS", 0.0)
-    both, one = placed.Missed(Wanted(2, 2, 0), 2), placed.Missed(Wanted(1, 1, 0), 2)
+    monkeypatch.setattr(placed_rank, "nodes_of", lambda: list(nodes))
+    monkeypatch.setattr(placed_rank, "NODES_SECONDS", 0.0)
+    both, one = placed_rank.Missed(Wanted(2, 2, 0), 2), placed_rank.Missed(Wanted(1, 1, 0), 2)
     assert both.why() == ""
     gone = nodes.pop()
     assert both.why() == "", "it may come back"
     nodes.append(gone)
     assert both.why() == ""
     nodes.pop()
-    monkeypatch.setattr(placed, "BACK_SECONDS", 0.0)
+    monkeypatch.setattr(placed_rank, "BACK_SECONDS", 0.0)
     assert both.why() == "stopped: 1 of 2 nodes are lost, and 4 CPU cores are needed and there are 2: 2 are missing"
     assert one.why() == "", "nothing of it was needed"
