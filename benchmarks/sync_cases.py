@@ -57,7 +57,7 @@ class Disk:
     def give(self, version: int) -> tuple[Receipt, dict[str, float]]:
         """See `Way`."""
         began = time.monotonic()
-        path = publish_weights(self._job, self._publisher, version, dtype=self._dtype, canary=self._canary, compute=self._dtype)
+        path = publish_weights(self._job, self._publisher, version, dtype=self._dtype, canary=self._canary)
         published = time.monotonic()
         assert path is not None
         receipt = self._engine.load(path, version)
@@ -97,7 +97,7 @@ class Direct:
     def give(self, version: int) -> tuple[Receipt, dict[str, float]]:
         """See `Way`."""
         began = time.monotonic()
-        offer = offer_weights(self._job, version, dtype=self._dtype, canary=self._canary, compute=self._dtype, base=self._base)
+        offer = offer_weights(self._job, version, dtype=self._dtype, canary=self._canary, base=self._base)
         offered = time.monotonic()
         with ThreadPoolExecutor(1) as pool:
             receiving = pool.submit(self._engine.receive, version, offer.config, offer.canary, offer.adapter)

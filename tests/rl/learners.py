@@ -47,7 +47,7 @@ def train(job: HFJob, steps: int = 2) -> None:
 
 def publish(job: HFJob, publisher: Publisher, version: int, dtype: torch.dtype = torch.float32) -> Path:
     """One version, as training publishes it."""
-    path = publish_weights(job, publisher, version, dtype=dtype, canary=CANARY, compute=dtype)
+    path = publish_weights(job, publisher, version, dtype=dtype, canary=CANARY)
     assert path is not None
     return path
 

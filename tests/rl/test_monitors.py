@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +177,7 @@ def test_every_monitor_is_described_and_its_advice_names_what_to_do() -> None:
 
 def test_sums_of_a_rank_are_json() -> None:
     sums = RoundSums(accepted=[[1, *sketch(range(20))]])
-    assert RoundSums(**json.loads(json.dumps(sums.as_json()))) == sums
+    assert RoundSums(**json.loads(json.dumps(asdict(sums)))) == sums
 
 
 SETS = ("stages.rl.answers=null", "stages.rl.prompts=8", "budget.steps=10", "checkpoints.every=10 steps")

@@ -24,10 +24,10 @@ def _share(ranks: Ranks, folder: Path) -> None:
         with learner(ranks, adapter=adapter) as job:
             for version in (1, 2):
                 train(job)
-                path = publish_weights(job, publisher, version, dtype=torch.float32, canary=CANARY, compute=torch.float32)
+                path = publish_weights(job, publisher, version, dtype=torch.float32, canary=CANARY)
                 assert (path is None) != ranks.first
             with pytest.raises(RuntimeError, match="version 2 of the weights was not published: ValueError: version 2 after"):
-                publish_weights(job, publisher, 2, dtype=torch.float32, canary=CANARY, compute=torch.float32)
+                publish_weights(job, publisher, 2, dtype=torch.float32, canary=CANARY)
             train(job, 1)  # and the ranks are still in step
 
 

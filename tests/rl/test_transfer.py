@@ -52,7 +52,7 @@ def linked(limit: float = LIMIT) -> Iterator[tuple[WeightSender, EngineProcess]]
 
 
 def offered(job: HFJob, version: int) -> Offer:
-    return offer_weights(job, version, dtype=torch.float32, canary=CANARY, compute=torch.float32)
+    return offer_weights(job, version, dtype=torch.float32, canary=CANARY)
 
 
 def sent(job: HFJob, sender: WeightSender, engine: EngineProcess, offer: Offer) -> Receipt:
@@ -98,7 +98,7 @@ def test_adapters_alone_make_the_engine_compute_what_the_learner_does(tmp_path: 
         base = publish_base(job, Publisher(tmp_path), dtype=torch.float32)
         for version in (1, 2):
             train(job)
-            offer = offer_weights(job, version, dtype=torch.float32, canary=CANARY, compute=torch.float32, base=base)
+            offer = offer_weights(job, version, dtype=torch.float32, canary=CANARY, base=base)
             engine.prepare(offer.config, offer.tokens, offer.base)
             receipt = sent(job, sender, engine, offer)
             assert receipt.canary is not None

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         run_decoder,
     )
     from .text import Message, NoText, OwnText, Piece, TextCodec, TextStream, TokenInfo, WholeText
-    from .vllm_adapter import VLLM_VERSIONS, VLLMGenerator, open_vllm, told_version
+    from .vllm_adapter import VLLM_VERSIONS, VLLMGenerator, known_vllm, open_vllm, told_version
 
 __all__ = [
     "VLLM_VERSIONS",
@@ -61,6 +61,7 @@ __all__ = [
     "gpt_generator",
     "hf_decoder",
     "is_hf_run",
+    "known_vllm",
     "load_hf",
     "load_run",
     "load_source",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import itertools
 import logging
 import threading
@@ -11,6 +12,9 @@ import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion
 
 from windtunnel.recipe import UserError
 
@@ -328,15 +332,19 @@ def open_vllm(folder: Path, text: Callable[[int], TextCodec], *, slots: int, que
         raise UserError(f"vLLM cannot serve {folder}: {str(error).splitlines()[0]}", "use --backend transformers") from None
 
 
+def known_vllm(version: str) -> bool:
+    """Return whether a version of vLLM is one that this package works with."""
+    try:
+        return SpecifierSet(VLLM_VERSIONS, prereleases=True).contains(version)
+    except InvalidVersion:
+        return False
+
+
 def check_version() -> None:
     """Check that vLLM is there in one of these versions. Raises UserError."""
-    import importlib.util
-
-    from packaging.specifiers import SpecifierSet
-
     if importlib.util.find_spec("vllm") is None:
         raise UserError("vLLM is not installed here", "pip install vllm, on a machine with a GPU; or --backend transformers")
     from vllm import __version__ as version  # the build for CPUs is a distribution of another name
 
-    if version not in SpecifierSet(VLLM_VERSIONS, prereleases=True):
+    if not known_vllm(version):
         raise UserError(f"vLLM {version} is not a version that is known here ({VLLM_VERSIONS})", "use --backend transformers")

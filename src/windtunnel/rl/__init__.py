@@ -17,21 +17,20 @@ if TYPE_CHECKING:
     from .engine_share import EngineShare, engines_of
     from .engines import Engines
     from .evaluation import evaluate_trained
-    from .examination import examine_policy, right_answers
+    from .examination import right_answers
     from .judges import Reward, first_judge
     from .learner import Learner
     from .link import Link
     from .loss import LossSettings, PolicyLoss, Tokens, answer_means, token_losses
-    from .method import Reinforcement, held_out_prompts, train_policy
+    from .method import Reinforcement, train_policy
     from .mismatch import Mismatch, measure_mismatch
     from .placed_rewards import start_judges
     from .rewards import Rewards
     from .rewards import combine as combine_verdicts
     from .rollouts import Collector, Round, Sample
-    from .send import Held, Sent, WeightSender
-    from .snapshot import Publisher, WeightSnapshot, newest_snapshot, open_snapshot
+    from .send import Held, WeightSender
+    from .snapshot import Publisher, newest_snapshot, open_snapshot
     from .sync import Offer, offer_weights, publish_base, publish_weights, require_fresh, send_weights
-    from .transfer import Invitation
     from .trial import made_up_samples, run_learner_trial
     from .vllm_python import VLLM_VERSIONS, has_vllm, known_vllm, require_vllm, vllm_version
 
@@ -49,7 +48,6 @@ __all__ = [
     "Engines",
     "Held",
     "InferenceEngine",
-    "Invitation",
     "Learner",
     "Levels",
     "Link",
@@ -65,22 +63,18 @@ __all__ = [
     "Round",
     "Sample",
     "Scores",
-    "Sent",
     "Serving",
     "StaleWeights",
     "Tokens",
     "WeightSender",
-    "WeightSnapshot",
     "all_equal",
     "answer_means",
     "combine_verdicts",
     "engines_of",
     "evaluate_trained",
-    "examine_policy",
     "first_judge",
     "group_advantages",
     "has_vllm",
-    "held_out_prompts",
     "known_vllm",
     "made_up_samples",
     "measure_mismatch",

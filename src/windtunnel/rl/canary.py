@@ -81,7 +81,7 @@ def tolerance_after(computed: torch.dtype, seen: Mismatch | None) -> tuple[float
     """Return the nats, mean and largest, by which an engine may differ.
 
     Args:
-        computed: the lesser of the dtypes that learner and engine compute in.
+        computed: the dtype that learner and engine compute in.
         seen: how far it was apart on its first version; None: this is the first.
     """
     if seen is None:

@@ -73,7 +73,7 @@ class Bench:
 
         self.say(f"version {version} of the weights, {self.dtype}")
         try:
-            path = publish_weights(self.job, self.publisher, version, dtype=self.dtype, canary=self.canary, compute=self.dtype)
+            path = publish_weights(self.job, self.publisher, version, dtype=self.dtype, canary=self.canary)
         except RuntimeError as error:
             raise CheckFailed(str(error)) from None
         assert path is not None
@@ -290,7 +290,7 @@ def tuning_export(context: Context, say: Say) -> Evidence:
         job = engine.job
         tokens, _ = random_batch(vocabulary_of(job), context.seed + 2)
         say("writing a Hugging Face folder")
-        folder = publish_weights(job, Publisher(path.parent / "exported"), step, dtype=dtype, canary=tokens, compute=dtype)
+        folder = publish_weights(job, Publisher(path.parent / "exported"), step, dtype=dtype, canary=tokens)
     assert folder is not None
     say("transformers loads it")
     try:
@@ -313,7 +313,9 @@ def _is_tuned(context: Context) -> bool:
 def engine(context: Context, say: Say) -> Evidence:
     """Look the architecture up."""
     say("transformers names the architecture")
-    from .vllm_python import VLLM_VERSIONS, has_vllm, known_vllm
+    from windtunnel.generate import VLLM_VERSIONS, known_vllm
+
+    from .vllm_python import has_vllm
 
     name = _architecture(context)
     if not has_vllm():

@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from windtunnel.rl import EngineProcess, Publisher, WeightSnapshot
+    from windtunnel.rl import EngineProcess, Publisher
     from windtunnel.train import HFJob
+
+    from .snapshot import WeightSnapshot
 
 
 # Half-written, damaged and stale versions.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +107,7 @@ class InferenceEngine:
         snapshot = opened(path, version)
         given = {name: entry.dtype for name, entry in snapshot.tensors.items()}
         model = self._build(path.name, given, pretrained_model_name_or_path=path)
-        canary = snapshot.canary
-        found = None if canary is None else require_canary(path.name, canary, _score(model, canary.tokens))
+        found = None if snapshot.canary is None else require_canary(path.name, snapshot.canary, partial(_score, model))
         self._go_over_to(model, version)
         size = sum(written.bytes for written in snapshot.files.values())
         return Receipt(version, len(snapshot.tensors), size, found, time.monotonic() - began)
@@ -133,7 +133,7 @@ class InferenceEngine:
         self._receiver = WeightReceiver(invitation, 0, torch.device("cpu" if invitation.way == "gloo" else self._device))
 
     def receive(
-        self, version: int, config: dict[str, Any], canary: dict[str, Any] | None, adapter: dict[str, Any] | None = None
+        self, version: int, config: dict[str, Any], canary: dict[str, Any], adapter: dict[str, Any] | None = None
     ) -> Receipt:
         """Take a version from the learner that was joined. Until all of it has been proven good, the engine keeps what it has.
 
@@ -154,8 +154,7 @@ class InferenceEngine:
         dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in weights.items()}
         kind, settings = getattr(transformers, config["architectures"][0]), AutoConfig.for_model(**config)
         model = self._build(of, dtypes, kind, pretrained_model_name_or_path=None, config=settings, state_dict=weights)
-        wanted = None if canary is None else Canary.from_json(canary)
-        found = None if wanted is None else require_canary(of, wanted, _score(model, wanted.tokens))
+        found = require_canary(of, Canary.from_json(canary), partial(_score, model))
         self._go_over_to(model, version)
         return Receipt(version, self._receiver.tensors, self._receiver.bytes, found, time.monotonic() - began)
 
@@ -272,12 +271,15 @@ def opened(path: Path, version: int) -> WeightSnapshot:
     return snapshot
 
 
-def require_canary(of: str, canary: Canary, scored: Tensor) -> Mismatch:
+def require_canary(of: str, canary: Canary, score: Callable[[Tensor], Tensor]) -> Mismatch:
     """Return how far an engine's log-probabilities of a version's canary are from the learner's. Raises BrokenSnapshot.
 
-    `of`: what is refused.
+    Args:
+        of: what is refused.
+        canary: of the version.
+        score: gives the engine's.
     """
-    found, alike = canary.compare(scored)
+    found, alike = canary.compare(score(canary.tokens))
     if not alike:
         raise DifferentScores(
             f"{of}: the engine scores the canary otherwise than the learner: log-probabilities differ by "

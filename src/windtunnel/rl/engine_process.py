@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import queue
 import signal
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -50,8 +50,48 @@ Told = Callable[[int, Answered | str], None]
 """Takes a job's number and its answer, or why there is none; called from the thread that listens to the engine."""
 
 
-class EngineProcess:
-    """`InferenceEngine`'s methods, in another process. Leave the `with` block to end it.
+class RemoteEngine(ABC):
+    """`InferenceEngine`'s methods for an engine that is not in this process: what is used of one, wherever it runs."""
+
+    def load(self, path: Path, version: int) -> Receipt:
+        """See `InferenceEngine.load`. The receipt's version is that which was asked for, or this raises."""
+        return self._taken("load", version, path, version)
+
+    def prepare(self, config: dict[str, Any], tokens: int, base: Path | None = None) -> None:
+        """See `InferenceEngine.prepare`."""
+        self._ask("prepare", config, tokens, base)
+
+    def join(self, invitation: Invitation) -> None:
+        """See `InferenceEngine.join`."""
+        self._ask("join", invitation)
+
+    def receive(
+        self, version: int, config: dict[str, Any], canary: dict[str, Any], adapter: dict[str, Any] | None = None
+    ) -> Receipt:
+        """See `InferenceEngine.receive`. The receipt's version is that which was asked for, or this raises."""
+        return self._taken("receive", version, version, config, canary, adapter)
+
+    @abstractmethod
+    def submit(self, jobs: Sequence[tuple[int, GenerationJob]]) -> None:
+        """Have numbered jobs answered, together; an engine that is gone says so by itself."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the engine."""
+
+    @abstractmethod
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        """Return the engine's answer; raise EngineFailed, or what the engine refused with."""
+
+    def _taken(self, method: str, version: int, *arguments: Any) -> Receipt:
+        receipt: Receipt = self._ask(method, *arguments)
+        if receipt.version != version:
+            raise StaleWeights(f"asked to {method} version {version} of the weights, the engine has version {receipt.version}")
+        return receipt
+
+
+class EngineProcess(RemoteEngine):
+    """An engine in another process. Leave the `with` block to end it.
 
     Args:
         dtype: see `InferenceEngine`.
@@ -100,30 +140,6 @@ class EngineProcess:
         """Of its process."""
         return int(self._process.pid)
 
-    def load(self, path: Path, version: int) -> Receipt:
-        """See `InferenceEngine.load`. The receipt's version is that which was asked for, or this raises."""
-        receipt: Receipt = self._ask("load", path, version)
-        if receipt.version != version:
-            raise StaleWeights(f"asked to load version {version} of the weights, the engine has version {receipt.version}")
-        return receipt
-
-    def prepare(self, config: dict[str, Any], tokens: int, base: Path | None = None) -> None:
-        """See `InferenceEngine.prepare`."""
-        self._ask("prepare", config, tokens, base)
-
-    def join(self, invitation: Invitation) -> None:
-        """See `InferenceEngine.join`."""
-        self._ask("join", invitation)
-
-    def receive(
-        self, version: int, config: dict[str, Any], canary: dict[str, Any] | None, adapter: dict[str, Any] | None = None
-    ) -> Receipt:
-        """See `InferenceEngine.receive`. The receipt's version is that which was asked for, or this raises."""
-        receipt: Receipt = self._ask("receive", version, config, canary, adapter)
-        if receipt.version != version:
-            raise StaleWeights(f"asked to receive version {version} of the weights, the engine has version {receipt.version}")
-        return receipt
-
     def score(self, tokens: Tensor) -> Scores:
         """See `InferenceEngine.score`."""
         scores: Scores = self._ask("score", tokens)
@@ -140,7 +156,7 @@ class EngineProcess:
         return version
 
     def submit(self, jobs: Sequence[tuple[int, GenerationJob]]) -> None:
-        """Have numbered jobs answered, together; an engine that is gone says so by `ended`."""
+        """See `RemoteEngine.submit`: by `ended`."""
         self._open |= {number for number, _ in jobs}
         self._heard = time.monotonic()
         with contextlib.suppress(OSError), self._sending:
@@ -160,7 +176,6 @@ class EngineProcess:
         self._ours.close()
 
     def _ask(self, method: str, *arguments: Any) -> Any:
-        """Return the engine's answer; raise EngineFailed, or what the engine refused with."""
         with self._asking:
             try:
                 # Tensors as numpy: torch's own way passes handles that need a server of their own.
@@ -240,21 +255,21 @@ def _serve(port: Connection, other: Connection | None, given: tuple[Any, ...], t
 
 def answer_calls(port: Connection, engine: Any) -> None:
     """Do what the other side of the pipe asks of an engine, until it hangs up."""
-    sending, said = threading.Lock(), itertools.count()
+    sending = threading.Lock()
 
     def send(kind: str, content: Any) -> None:
-        next(said)
         with sending:
             port.send((kind, content))
 
     def beat() -> None:
         """Say that jobs go on: their answers may take long."""
         before = -1
-        while True:
-            time.sleep(BEAT_SECONDS)
-            if (now := engine.progress) != before:
-                before = now
-                send("beat", now)
+        with contextlib.suppress(OSError):  # until the other side is gone
+            while True:
+                time.sleep(BEAT_SECONDS)
+                if (now := engine.progress) != before:
+                    before = now
+                    send("beat", now)
 
     def submit(jobs: Sequence[tuple[int, GenerationJob]]) -> None:
         version, numbers = engine.version, dict[int, int]()
@@ -269,7 +284,7 @@ def answer_calls(port: Connection, engine: Any) -> None:
         numbers |= {id(ticket): number for ticket, (number, _) in zip(tickets, jobs, strict=True)}
         known.set()
 
-    threading.Thread(target=_until_gone(beat), name="beat", daemon=True).start()
+    threading.Thread(target=beat, name="beat", daemon=True).start()
     with contextlib.suppress(EOFError, OSError):
         while True:
             method, arguments = port.recv()
@@ -286,14 +301,6 @@ def answer_calls(port: Connection, engine: Any) -> None:
             except Exception as error:
                 answer = False, EngineFailed(f"{type(error).__name__}: {error}")
             send("reply", answer)
-
-
-def _until_gone(work: Callable[[], None]) -> Callable[[], None]:
-    def run() -> None:
-        with contextlib.suppress(OSError):
-            work()
-
-    return run
 
 
 def _answered(ticket: Ticket, version: int) -> Answered | str:

@@ -9,15 +9,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from windtunnel.generate import Completion, GenerationFailed, GenerationJob, Piece, Stats, TextCodec, TextStream, Ticket
 from windtunnel.recipe import UserError
 
 from .engine import NOTHING, Receipt
-from .engine_process import Answered, Told
+from .engine_process import Answered, RemoteEngine, Told
 from .errors import BrokenSnapshot, DifferentScores, EngineFailed, EngineSilent, StaleWeights
-from .link import Link, Receiving, Send
+from .link import Link, Send
 from .patience import told_while
 from .sync import Offer
 
@@ -27,24 +26,8 @@ RESTARTS = 3
 """Times in a row that an engine may die without having brought anything in between."""
 
 
-class Process(Receiving, Protocol):
-    """What is used of `EngineProcess`."""
-
-    def load(self, path: Path, version: int) -> Receipt:
-        """Take a version of the weights."""
-
-    def submit(self, jobs: Sequence[tuple[int, GenerationJob]]) -> None:
-        """Have numbered jobs answered."""
-
-    def close(self) -> None:
-        """End it."""
-
-
-class Start(Protocol):
-    """Starts an engine's process, which is not waited for."""
-
-    def __call__(self, number: int, answered: Told, ended: Callable[[str], None]) -> Process:
-        """Start the engine of this number; see `EngineProcess`."""
+Start = Callable[[int, Told, Callable[[str], None]], RemoteEngine]
+"""Starts the engine of a number, which is not waited for; told of its answers, and of its end. See `EngineProcess`."""
 
 
 @dataclass
@@ -59,7 +42,7 @@ class _Place:
     """
 
     number: int
-    process: Process | None = None
+    process: RemoteEngine | None = None
     lives: int = 0
     deaths: int = 0
     worked: bool = False
@@ -99,7 +82,7 @@ class Engines:
         self._start, self._exact, self._in_flight, self._say, self._heard = start, exact, in_flight, say, heard
         self._lock, self._numbers = threading.Lock(), itertools.count()
         self._places = [_Place(number) for number in range(count)]
-        self._again: Callable[[Process], Receipt] | None = None  # has an engine that starts again take the present version
+        self._again: Callable[[RemoteEngine], Receipt] | None = None
         self._failure: UserError | None = None
         self._closed = False
         for place in self._places:

@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from windtunnel.recipe import GRPO
 from windtunnel.train import (
     EngineState,
     HFEngine,
+    HFJob,
     Mark,
     Moment,
     ObjectiveBatch,
@@ -128,7 +129,7 @@ class Learner:
         self._ranks.heartbeat.beat("learning")  # of its own length: on a CPU many times that of an answer
         # Scored all at once before the first update, which changes what the policy gives.
         parts = [self._batches(samples) for samples in self._parts(found)]
-        self._score(parts)
+        score_before(self.inner.job, self._reference, [batch for part in parts for batch in part], updates=len(parts))
         sums = []
         for part, batches in enumerate(parts):
             # The loop's, which it gave to this engine: the update waits there for a checkpoint that is being copied.
@@ -247,16 +248,6 @@ class Learner:
         most = self._largest(len(made))
         return made if most == len(made) else micro_batches(samples, self._stage, **given, least=most)
 
-    def _score(self, parts: Sequence[Sequence[ObjectiveBatch]]) -> None:
-        """Give the losses what they compare with: the reference's log-probabilities, and the policy's before several updates."""
-        batches = [batch for part in parts for batch in part]
-        if self._reference is not None:
-            with self._reference.in_place():
-                give(batches, self.inner.job.score(batches), "reference")
-        # With a single update the policy is still what it was: the loss takes what it gives now for `old`.
-        if len(parts) > 1:
-            give(batches, self.inner.job.score(batches), "old")
-
     def _follow(self, batches: Sequence[ObjectiveBatch]) -> None:
         """Give the losses how far each answer's probability has moved since the round's first update."""
         for batch, now in zip(batches, self.inner.job.score(batches), strict=True):
@@ -271,7 +262,7 @@ class Learner:
         losses = [loss_of(batch) for part in parts for batch in part]
         version = self.inner.job.optimizer.steps - self._stage.updates  # with which the round began
         mine = RoundSums.of(answered, losses, self.rewards, self._stage, learning=seconds, version=version)
-        every = self._ranks.gather(mine.as_json())
+        every = self._ranks.gather(asdict(mine))
         return round_metrics([RoundSums(**one) for one in every]) if every else ({}, None)
 
 
@@ -279,6 +270,16 @@ def loss_of(batch: ObjectiveBatch) -> PolicyLoss:
     """Return the loss that `micro_batches` gave a batch."""
     assert isinstance(batch.objective, PolicyLoss)
     return batch.objective
+
+
+def score_before(job: HFJob, reference: Reference | None, batches: Sequence[ObjectiveBatch], updates: int) -> None:
+    """Give losses what they compare with: the reference's log-probabilities, and the policy's before several updates."""
+    if reference is not None:
+        with reference.in_place():
+            give(batches, job.score(batches), "reference")
+    # With a single update the policy is still what it was: the loss takes what it gives now for `old`.
+    if updates > 1:
+        give(batches, job.score(batches), "old")
 
 
 def give(batches: Sequence[ObjectiveBatch], scores: Iterable[Tensor], name: str) -> None:

@@ -5,27 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any
 
 from .engine import Receipt
+from .engine_process import RemoteEngine
 from .errors import EngineFailed
 from .send import Held, WeightSender
 from .sync import Offer
 from .transfer import Invitation
-
-
-class Receiving(Protocol):
-    """What is used of an engine's process."""
-
-    def prepare(self, config: dict[str, Any], tokens: int) -> None:
-        """See `InferenceEngine.prepare`."""
-
-    def join(self, invitation: Invitation) -> None:
-        """See `InferenceEngine.join`."""
-
-    def receive(self, version: int, config: dict[str, Any], canary: dict[str, Any] | None) -> Receipt:
-        """See `InferenceEngine.receive`."""
-
 
 Send = Callable[[WeightSender, Held, Callable[[], None]], None]
 """Sends the version that was offered to whoever receives, and has it held, whole, whatever becomes of them; gets what to check
@@ -42,10 +29,10 @@ class Link:
 
     def __init__(self, sender: WeightSender, workers: int) -> None:
         self._sender, self._workers, self._held = sender, workers, Held()
-        self._joined: list[Receiving] = []
+        self._joined: list[RemoteEngine] = []
         self._alone = threading.Lock()
 
-    def give(self, offer: Offer, engines: Sequence[Receiving], send: Send) -> list[Receipt | Exception]:
+    def give(self, offer: Offer, engines: Sequence[RemoteEngine], send: Send) -> list[Receipt | Exception]:
         """Have engines receive a version together; each one's receipt, or why there is none.
 
         Args:
@@ -78,7 +65,7 @@ class Link:
         self._joined = list(engines) if whole else []
         return found
 
-    def again(self, offer: Offer, engine: Receiving) -> Receipt:
+    def again(self, offer: Offer, engine: RemoteEngine) -> Receipt:
         """Have one engine receive the version that was sent last, from this host's memory."""
         _prepared(offer, engine)
         with self._alone, ThreadPoolExecutor(1) as pool:
@@ -94,27 +81,25 @@ class Link:
                 raise
             return receiving.result()
 
-    def _prepare(self, offer: Offer, engine: Receiving) -> None:
+    def _prepare(self, offer: Offer, engine: RemoteEngine) -> None:
         if engine not in self._joined:
             _prepared(offer, engine)
 
-    def _invited(self, engines: Sequence[Receiving]) -> Sequence[Invitation | None]:
+    def _invited(self, engines: Sequence[RemoteEngine]) -> Sequence[Invitation | None]:
         """Return what each engine is to join; None: it is in the group that there is."""
         if engines and list(engines) == self._joined:
             return [None] * len(engines)
         return self._sender.invite([self._workers] * len(engines))
 
 
-def _prepared(offer: Offer, engine: Receiving) -> None:
-    more = {} if offer.base is None else {"base": offer.base}
-    engine.prepare(offer.config, offer.tokens, **more)
+def _prepared(offer: Offer, engine: RemoteEngine) -> None:
+    engine.prepare(offer.config, offer.tokens, offer.base)
 
 
-def _received(offer: Offer, engine: Receiving, invitation: Invitation | None) -> Receipt:
+def _received(offer: Offer, engine: RemoteEngine, invitation: Invitation | None) -> Receipt:
     if invitation is not None:
         engine.join(invitation)
-    more = {} if offer.adapter is None else {"adapter": offer.adapter}
-    return engine.receive(offer.version, offer.config, offer.canary, **more)
+    return engine.receive(offer.version, offer.config, offer.canary, offer.adapter)
 
 
 def _check(receiving: Sequence[Future[Receipt]]) -> None:

@@ -6,8 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 
@@ -95,10 +94,6 @@ class RoundSums:
         }  # fmt: skip
         return cls({name: float(value) for name, value in sums.items()}, most, judged, dict(answered.metrics),
                    sketches(found, stage))  # fmt: skip
-
-    def as_json(self) -> dict[str, Any]:
-        """JSON that the constructor takes."""
-        return asdict(self)
 
 
 def round_metrics(ranks: Sequence[RoundSums]) -> tuple[dict[str, float], float]:

@@ -17,10 +17,9 @@ from windtunnel.actors import ActorLost, Joined, NoAnswer, answer_of, engine_opt
 from windtunnel.generate import GenerationJob
 from windtunnel.run import print_to
 
-from .engine import Receipt, Serving
-from .engine_process import Answered, EngineProcess, Told
+from .engine import Serving
+from .engine_process import EngineProcess, RemoteEngine, Told
 from .errors import BrokenSnapshot, EngineFailed, StaleWeights
-from .transfer import Invitation
 
 if TYPE_CHECKING:
     from .vllm_engine import VLLMSettings
@@ -32,6 +31,11 @@ SILENT_SECONDS = 60.0
 CLOSE_SECONDS = 25.0
 THREADS = 6
 """Calls that an actor answers at once: one listens, one loads, one closes."""
+WORDS = {
+    "load": "taking version {1} of the weights", "prepare": "making ready for weights", "join": "joining the learners",
+    "receive": "receiving version {0} of the weights",
+}  # fmt: skip
+"""What an actor is asked for, by method: for the messages of waits."""
 
 
 class EngineHost:
@@ -84,8 +88,8 @@ class EngineHost:
         self._process.close()
 
 
-class PlacedEngine:
-    """What `Engines` uses of `EngineProcess`, with the process on its node of the cluster.
+class PlacedEngine(RemoteEngine):
+    """An engine whose process is on its node of the cluster.
 
     Args:
         found: the cluster.
@@ -116,28 +120,8 @@ class PlacedEngine:
         """Of the engine's process, on its node."""
         return int(answer_of(self._actor.pid.remote(), f"{self._name}: its process", self._limit))
 
-    def load(self, path: Path, version: int) -> Receipt:
-        """See `EngineProcess.load`."""
-        receipt: Receipt = self._ask(f"taking version {version} of the weights", "load", path, version)
-        return receipt
-
-    def prepare(self, config: dict[str, Any], tokens: int, base: Path | None = None) -> None:
-        """See `EngineProcess.prepare`."""
-        self._ask("making ready for weights", "prepare", config, tokens, base)
-
-    def join(self, invitation: Invitation) -> None:
-        """See `EngineProcess.join`."""
-        self._ask("joining the learners", "join", invitation)
-
-    def receive(
-        self, version: int, config: dict[str, Any], canary: dict[str, Any] | None, adapter: dict[str, Any] | None = None
-    ) -> Receipt:
-        """See `EngineProcess.receive`."""
-        receipt: Receipt = self._ask(f"receiving version {version} of the weights", "receive", version, config, canary, adapter)
-        return receipt
-
-    def _ask(self, what: str, method: str, *arguments: Any) -> Any:
-        asked = f"{self._name}: {what}"
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        asked = f"{self._name}: {WORDS[method].format(*arguments)}"
         try:
             fine, value = answer_of(self._actor.call.remote(method, *arguments), asked, self._limit + SILENT_SECONDS)
         except (NoAnswer, ActorLost) as error:
@@ -148,7 +132,7 @@ class PlacedEngine:
         raise kind(message)
 
     def submit(self, jobs: Sequence[tuple[int, GenerationJob]]) -> None:
-        """See `EngineProcess.submit`."""
+        """See `RemoteEngine.submit`."""
         self._actor.submit.remote(list(jobs))
 
     def close(self) -> None:
@@ -167,7 +151,7 @@ class PlacedEngine:
             try:
                 for kind, *content in answer_of(self._actor.news.remote(), f"{self._name}: news of its answers", seconds):
                     if kind == "answered":
-                        self._pass_on(*content)
+                        self._answered(*content)
                     else:
                         why = content[0]
                 seconds = SILENT_SECONDS
@@ -178,6 +162,3 @@ class PlacedEngine:
         if not self._closed:
             release(self._actor)
             self._ended(why)
-
-    def _pass_on(self, number: int, answer: Answered | str) -> None:
-        self._answered(number, answer)

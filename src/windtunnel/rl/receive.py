@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from .errors import BrokenSnapshot
-from .transfer import Invitation, Packed, broadcast, bucket_key, connected, digest, joined_key, opened_buffer, seconds
+from .transfer import Invitation, Packed, broadcast, bucket_key, connected, digest, joined_key, opened_buffer
 
 
 class WeightReceiver:
@@ -27,7 +28,7 @@ class WeightReceiver:
 
     def __init__(self, given: Invitation, worker: int, device: torch.device) -> None:
         self._given, self._device = given, device
-        self._store = dist.TCPStore(given.host, given.port, is_master=False, timeout=seconds(given.seconds))
+        self._store = dist.TCPStore(given.host, given.port, is_master=False, timeout=timedelta(seconds=given.seconds))
         self._group = connected(given, self._store, given.first + worker, device)
         self._store.add(joined_key(given.group), 1)
         self._opened: dict[str, Tensor] = {}
@@ -75,7 +76,7 @@ class WeightReceiver:
     def _next(self, version: int, number: int) -> Packed:
         key, limit = self._key(number), self._given.seconds
         try:
-            self._store.wait([key], seconds(limit))
+            self._store.wait([key], timedelta(seconds=limit))
         except RuntimeError:
             raise RuntimeError(f"the learner sent no bucket {number} of version {version} within {limit:.4g} s") from None
         packed = Packed.read(self._store.get(key))
@@ -93,5 +94,5 @@ class WeightReceiver:
             torch.cuda.synchronize(self._device)
             return flat
         flat = torch.empty(packed.room, dtype=torch.uint8, device=self._device)
-        broadcast(self._group, flat).wait(seconds(self._given.seconds))
+        broadcast(self._group, flat).wait(timedelta(seconds=self._given.seconds))
         return flat

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -114,11 +114,8 @@ class Round:
         return [sample for group in (*self.groups, *self.dropped) for sample in group]
 
 
-class Agree(Protocol):
-    """Takes a number from every rank and gives the largest to all."""
-
-    def __call__(self, mine: int) -> int:
-        """All ranks call it together."""
+Agree = Callable[[int], int]
+"""Takes a number from every rank and gives the largest to all; all ranks call it together."""
 
 
 @dataclass

@@ -201,8 +201,7 @@ class Ahead:
         left = [number for number, future in self._rounds.items() if not _is_whole(future)]
         self._leave()
         self._thread.shutdown()
-        self.sampler.keep({self._made(number) * self.updates for number in left})
-        self.sampler.close()
+        self.sampler.close({self._made(number) * self.updates for number in left})
 
     def _waited(self, number: int) -> Answered:
         """Return a round when it is there; it stays among those that are ahead."""
@@ -223,7 +222,7 @@ class Ahead:
                 if not future.cancelled():
                     future.result()
         self._rounds.clear()
-        self.sampler.drop()
+        self.sampler.engines.drop()
         self._leaving, self._newest = False, None
 
     def _begin(self, number: int, position: int) -> None:

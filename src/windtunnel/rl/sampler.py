@@ -19,9 +19,9 @@ from windtunnel.train import COMPUTE, HFEngine, Ranks, adapter_settings, vocabul
 
 from .canary import tolerance_after
 from .engine import Receipt, Serving
-from .engine_process import EngineProcess, Told
+from .engine_process import EngineProcess, RemoteEngine, Told
 from .engine_share import EngineShare
-from .engines import Engines, Process
+from .engines import Engines
 from .link import Link
 from .mismatch import Mismatch
 from .patience import last_line
@@ -85,7 +85,6 @@ class Beside:
     ) -> None:  # fmt: skip
         self._newest: tuple[Path, int] | None = None
         self._published = 0.0
-        self._kept: Collection[int] = ()
         self._shared = share.memory is not None and ranks.device.type == "cuda"
         self._inner, self._ranks, self._folder = inner, ranks, folder
         self._dtype = COMPUTE[inner.layout.precision]
@@ -111,7 +110,7 @@ class Beside:
         def log_of(number: int) -> Path:
             return (folder.parent / LOGS / f"engine-{ranks.rank}-{number}.log").resolve()
 
-        def start(number: int, answered: Told, ended: Callable[[str], None]) -> Process:
+        def start(number: int, answered: Told, ended: Callable[[str], None]) -> RemoteEngine:
             gpus = None if elsewhere else _gpus(ranks, share, number)
             settings, log = None, log_of(number)
             if vllm:
@@ -147,7 +146,7 @@ class Beside:
         began, version = time.monotonic(), self._inner.job.optimizer.steps
         if self._newest is None or self._newest[1] != version:
             path = publish_weights(
-                self._inner.job, self._publisher, version, dtype=self._dtype, canary=self._canary, compute=self._dtype,
+                self._inner.job, self._publisher, version, dtype=self._dtype, canary=self._canary,
                 tolerance=tolerance_after(self._dtype, self._seen),
             )  # fmt: skip
             self._newest = Path(self._ranks.share(None if path is None else str(path))), version
@@ -173,7 +172,7 @@ class Beside:
             path = publish_base(job, Publisher(self._apart, keep=1) if self._ranks.first else None, dtype=self._dtype)
             self._base = Path(self._ranks.share(None if path is None else str(path)))
         offer = offer_weights(
-            job, version, dtype=self._dtype, canary=self._canary, compute=self._dtype, base=self._base,
+            job, version, dtype=self._dtype, canary=self._canary, base=self._base,
             tolerance=tolerance_after(self._dtype, self._seen),
         )  # fmt: skip
         offered = time.monotonic()
@@ -201,14 +200,6 @@ class Beside:
         if self._publisher is not None:
             self._publisher.forget(after)
 
-    def drop(self) -> None:
-        """Give up what the engines are at."""
-        self.engines.drop()
-
-    def keep(self, versions: Collection[int]) -> None:
-        """Say which versions are to stay when this is closed."""
-        self._kept = versions
-
     def require_well(self) -> None:
         """See `Sampler`."""
         self.engines.require_well()
@@ -217,11 +208,11 @@ class Beside:
         """See `Sampler`."""
         return self._metrics
 
-    def close(self) -> None:
-        """See `Sampler`."""
+    def close(self, kept: Collection[int] = ()) -> None:
+        """See `Sampler`. kept: versions that stay on the disk."""
         self.engines.close()
         if self._publisher is not None:
-            self._publisher.keep_only(self._kept)
+            self._publisher.keep_only(kept)
         if self._apart is not None and self._ranks.first:
             shutil.rmtree(self._apart, ignore_errors=True)
 

@@ -6,11 +6,14 @@ import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from windtunnel.train import nothing
 
 from .errors import EngineFailed
 from .transfer import (
@@ -23,17 +26,12 @@ from .transfer import (
     digest,
     joined_key,
     padded,
-    seconds,
     shared_buffer,
 )
 
 BUCKET_BYTES = 1 << 30
 """Of a bucket at most, unless one tensor is larger."""
 POLL_SECONDS = 2e-4
-
-
-def nothing() -> None:
-    """Find nothing that makes it useless to wait."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +122,7 @@ class WeightSender:
     def __init__(self, way: Way, device: torch.device, limit: float, host: str = "127.0.0.1") -> None:
         assert (device.type == "cpu") == (way == "gloo")
         self._way, self._device, self._limit, self._host = way, device, limit, host
-        self._store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=seconds(limit))
+        self._store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=limit))
         self._members, self._number, self._turn = 1, 0, 0
         self._group: Any = None
         self._buffers: dict[int, tuple[Tensor, str]] = {}

@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from windtunnel.train import HFJob, adapter_settings, adapter_tensors, hub_buckets, hub_config, hub_weights
+from windtunnel.train import HFJob, adapter_settings, adapter_tensors, hub_buckets, hub_config, hub_weights, nothing
 
 from .canary import TOLERANCE, Canary, make_canary
 from .errors import StaleWeights
-from .send import Held, Sent, WeightSender, nothing
+from .send import Held, Sent, WeightSender
 from .snapshot import Publisher
 
 
 def publish_weights(
-    job: HFJob, publisher: Publisher | None, version: int, *, dtype: torch.dtype, canary: Tensor, compute: torch.dtype,
+    job: HFJob, publisher: Publisher | None, version: int, *, dtype: torch.dtype, canary: Tensor,
     tolerance: tuple[float, float] | None = None,
 ) -> Path | None:  # fmt: skip
     """Score a canary, gather the weights block by block, merge adapters, and publish. All ranks must call it together.
@@ -28,9 +28,8 @@ def publish_weights(
         job: the learner, on this rank.
         publisher: of the first rank; None on the others.
         version: updates that the weights have behind them; it must grow.
-        dtype: of the parameters, as the engines hold them.
+        dtype: of the parameters, as the engines hold them and as the learner computes.
         canary: tokens (B, T) int64 that the learner scores and every engine must score alike.
-        compute: what the learner computes in.
         tolerance: see `make_canary`; None: of small random models.
 
     Returns:
@@ -40,7 +39,7 @@ def publish_weights(
         RuntimeError: on every rank, when the first one could not write; names the cause.
     """
     assert (publisher is not None) == job.ranks.first
-    scored = make_canary(job, canary, tolerance or TOLERANCE[_lesser(dtype, compute)])
+    scored = make_canary(job, canary, tolerance or TOLERANCE[dtype])
     return _published(job, publisher, version, hub_weights(job, dtype), dtype, scored)
 
 
@@ -91,14 +90,14 @@ class Offer:
 
 
 def offer_weights(
-    job: HFJob, version: int, *, dtype: torch.dtype, canary: Tensor, compute: torch.dtype, base: Path | None = None,
+    job: HFJob, version: int, *, dtype: torch.dtype, canary: Tensor, base: Path | None = None,
     tolerance: tuple[float, float] | None = None,
 ) -> Offer:  # fmt: skip
     """Score a canary and say what `send_weights` will send. All ranks must call it together; see `publish_weights`.
 
     `base`: of `publish_base`, where adapters alone will be sent.
     """
-    scored = make_canary(job, canary, tolerance or TOLERANCE[_lesser(dtype, compute)]).as_json()
+    scored = make_canary(job, canary, tolerance or TOLERANCE[dtype]).as_json()
     return Offer(version, hub_config(job, dtype), scored, None if base is None else adapter_settings(job), base)
 
 
@@ -132,19 +131,10 @@ def send_weights(
     return sender.send(offer.version, buckets, check, held)
 
 
-def require_fresh(found: int, learner: int, allowed: int = 0) -> None:
-    """Require that an engine's weights are at most `allowed` versions behind the learner's.
-
-    Raises:
-        StaleWeights: they are older, or not yet published.
-    """
-    if not learner - allowed <= found <= learner:
-        limit = f", at most {allowed} behind is allowed" if allowed else ""
-        raise StaleWeights(f"the engine has version {found} of the weights, the learner version {learner}{limit}")
-
-
-def _lesser(dtype: torch.dtype, compute: torch.dtype) -> torch.dtype:
-    return min(dtype, compute, key=lambda one: torch.finfo(one).bits)
+def require_fresh(found: int, learner: int) -> None:
+    """Require that an engine has the learner's version of the weights. Raises StaleWeights."""
+    if found != learner:
+        raise StaleWeights(f"the engine has version {found} of the weights, the learner version {learner}")
 
 
 def _drain(weights: Iterable[object]) -> None:

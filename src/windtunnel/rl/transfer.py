@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import datetime
 import hashlib
 import json
 import os
 import pickle
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from typing import Any, Literal
 
 import torch
@@ -47,10 +47,6 @@ class Invitation:
     first: int
     members: int
     seconds: float
-
-    def as_json(self) -> dict[str, Any]:
-        """JSON that `Invitation(**value)` reads."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -133,20 +129,15 @@ def joined_key(group: int) -> str:
     return f"{group}/joined"
 
 
-def seconds(limit: float) -> datetime.timedelta:
-    """Return a limit as stores and groups take it."""
-    return datetime.timedelta(seconds=limit)
-
-
 def connected(given: Invitation, store: dist.Store, rank: int, device: torch.device) -> Any:
     """Return the group that broadcasts, as member `rank`; None where bytes are read from the learner's buffer."""
     if given.way == "ipc":
         return None
     own = dist.PrefixStore(f"group-{given.group}", store)
     if given.way == "gloo":
-        return dist.ProcessGroupGloo(own, rank, given.members, seconds(given.seconds))
+        return dist.ProcessGroupGloo(own, rank, given.members, timedelta(seconds=given.seconds))
     options = dist.ProcessGroupNCCL.Options()
-    options._timeout = seconds(10 * given.seconds)  # whoever waits has a shorter limit of its own
+    options._timeout = timedelta(seconds=10 * given.seconds)  # whoever waits has a shorter limit of its own
     torch.cuda.set_device(device)
     with _no_watchdog():
         return dist.ProcessGroupNCCL(own, rank, given.members, options)

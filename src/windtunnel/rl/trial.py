@@ -26,7 +26,7 @@ from windtunnel.train import (
 
 from .batches import micro_batches
 from .judges import Reward
-from .learner import give
+from .learner import give, score_before
 from .reference import Reference
 from .rollouts import Sample
 
@@ -64,11 +64,7 @@ class LearnerSteps:
         self._done += 1
         job, batches = self._engine.job, self._batches()
         give(batches, self._drawn, "sampler")
-        if self._reference is not None:
-            with self._reference.in_place():
-                give(batches, job.score(batches), "reference")
-        if self._stage.updates > 1:
-            give(batches, job.score(batches), "old")
+        score_before(job, self._reference, batches, self._stage.updates)
         sums = self._engine.update(batches, self._done, TRIAL_PROGRESS, mark)
         pending = Pending(self._done, sums, began, self._since)
         self._since = pending if mark is None else None

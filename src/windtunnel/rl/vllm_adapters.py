@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import tempfile
@@ -10,11 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from .vllm_worker import WeightReceipts, as_bytes, pieces_of, sampled
+from .vllm_worker import Comparison, WeightReceipts, pieces_of, sampled
 
 NAME, NUMBER = "policy", 1
 """What vLLM calls the learner's adapter."""
@@ -82,8 +80,7 @@ def compare_adapters(model: nn.Module, tensors: dict[str, Tensor], scale: float,
     Returns:
         compared, wrong, unseen, found and expected; see `WeightReceipts.windtunnel_receipt`.
     """
-    there, wanted = hashlib.blake2b(digest_size=16), hashlib.blake2b(digest_size=16)
-    compared, wrong, unseen = 0, [], sorted(tensors)
+    seen, unseen = Comparison(), sorted(tensors)
     for source, a, b, rows, columns in _held(model):
         names = f"{PREFIX}{source}.lora_A.weight", f"{PREFIX}{source}.lora_B.weight"
         if not all(name in tensors for name in names):
@@ -98,22 +95,12 @@ def compare_adapters(model: nn.Module, tensors: dict[str, Tensor], scale: float,
             (names[0], a[:rank, : given_a.shape[1]], given_a), (names[1], b[: given_b.shape[0], :rank], given_b),
         ):  # fmt: skip
             some = sampled(given.shape[0], f"{version}/{name}")
-            here, expected = held[some].cpu(), given[some].to(held.dtype).cpu()
-            there.update(as_bytes(here))
-            wanted.update(as_bytes(expected))
-            compared += 1
+            seen.add(name, held[some].cpu(), given[some].to(held.dtype).cpu())
             unseen.remove(name)
-            if not torch.equal(here, expected):
-                wrong.append(name)
-    return {
-        "compared": compared, "wrong": wrong, "unseen": unseen, "found": there.hexdigest(), "expected": wanted.hexdigest(),
-    }  # fmt: skip
+    return seen.to_json(unseen)
 
 
-Rows = tuple[int, int]
-
-
-def _held(model: nn.Module) -> Iterator[tuple[str, Tensor, Tensor, Rows, Rows | None]]:
+def _held(model: nn.Module) -> Iterator[tuple[str, Tensor, Tensor, tuple[int, int], tuple[int, int] | None]]:
     """Yield of each adapted layer's name in files: A (r, in) and B (out, r) of this rank, its rows of B and columns of A."""
     packed: dict[str, list[str]] = getattr(model, "packed_modules_mapping", {})
     for prefix, module in model.named_modules():

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -30,7 +30,7 @@ from torch import Tensor
 from windtunnel.generate import GenerationJob, NoText, Ticket, VLLMGenerator, open_vllm, told_version
 
 from .canary import Canary
-from .engine import NOTHING, Answers, Receipt, Scores, Serving, opened, require_canary
+from .engine import NOTHING, Receipt, Scores, Serving, opened, require_canary
 from .engine_process import answer_calls
 from .errors import BrokenSnapshot, StaleWeights
 from .snapshot import CONFIG
@@ -108,8 +108,7 @@ class VLLMEngine:
             self._run(self._take(version, "windtunnel_take", str(path), version))
         ranks = self._workers("windtunnel_receipt", str(path), version)
         self._require(ranks, version)
-        canary = snapshot.canary
-        agreed = None if canary is None else require_canary(path.name, canary, self._score(canary.tokens))
+        agreed = None if snapshot.canary is None else require_canary(path.name, snapshot.canary, self._score)
         self.version = version
         size = sum(written.bytes for written in snapshot.files.values())
         return Receipt(version, len(snapshot.tensors), size, agreed, time.monotonic() - began, tuple(ranks))
@@ -131,10 +130,10 @@ class VLLMEngine:
 
     def join(self, invitation: Invitation) -> None:
         """Join a learner's group, every worker, to receive weights from it. See `InferenceEngine.join`."""
-        self._workers("windtunnel_join", invitation.as_json())
+        self._workers("windtunnel_join", asdict(invitation))
 
     def receive(
-        self, version: int, config: dict[str, Any], canary: dict[str, Any] | None, adapter: dict[str, Any] | None = None
+        self, version: int, config: dict[str, Any], canary: dict[str, Any], adapter: dict[str, Any] | None = None
     ) -> Receipt:
         """Take a version from the learner; see `InferenceEngine.receive`. What is refused leaves the engine without weights.
 
@@ -152,10 +151,7 @@ class VLLMEngine:
             ranks = self._run(self._take(version, "windtunnel_receive_adapter", version, adapter))
             self._generator.adapter = request("/")  # by its number: all workers have it
         self._require(ranks, version)
-        agreed = None
-        if canary is not None:
-            wanted = Canary.from_json(canary)
-            agreed = require_canary(f"version {version}", wanted, self._score(wanted.tokens))
+        agreed = require_canary(f"version {version}", Canary.from_json(canary), self._score)
         self.version = version
         return Receipt(version, ranks[0]["tensors"], ranks[0]["bytes"], agreed, time.monotonic() - began, tuple(ranks))
 
@@ -189,10 +185,6 @@ class VLLMEngine:
         """End vLLM and its workers."""
         if self._generator is not None:
             self._generator.close()
-
-    def generate(self, prompts: Tensor, new_tokens: int, seed: int) -> Answers:
-        """Refuse: vLLM is asked by jobs."""
-        raise NotImplementedError
 
     def _start(self, path: Path, tokens: int, **more: Any) -> VLLMGenerator:
         """Return vLLM with the weights of a folder, for texts of so many tokens; `more` arguments of vLLM."""

@@ -8,10 +8,7 @@ import shutil
 import subprocess
 import sys
 
-from packaging.specifiers import SpecifierSet
-from packaging.version import InvalidVersion
-
-from windtunnel.generate import VLLM_VERSIONS
+from windtunnel.generate import VLLM_VERSIONS, known_vllm
 from windtunnel.recipe import UserError
 
 PYTHON = "WINDTUNNEL_VLLM_PYTHON"
@@ -40,14 +37,6 @@ def vllm_version(python: str | None = None) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip().partition("+")[0] or None
-
-
-def known_vllm(version: str) -> bool:
-    """Return whether a version of vLLM is one that this package works with."""
-    try:
-        return SpecifierSet(VLLM_VERSIONS, prereleases=True).contains(version)
-    except InvalidVersion:
-        return False
 
 
 def require_vllm() -> str:

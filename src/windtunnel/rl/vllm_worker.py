@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -120,7 +120,7 @@ class WeightReceipts:
     def _windtunnel_model(self) -> Any:
         return self.model_runner.get_model()  # type: ignore[attr-defined]
 
-    def _windtunnel_compared(self, wanted: Wanted, version: int) -> dict[str, Any]:
+    def _windtunnel_compared(self, wanted: Files | Samples, version: int) -> dict[str, Any]:
         rank = int(self.rank)  # type: ignore[attr-defined]
         return {"rank": rank, "version": self.windtunnel_version, **compare(self._windtunnel_model(), wanted, version)}
 
@@ -132,16 +132,6 @@ def _multiply_plainly() -> None:
         layer.cpu_linear = lambda x, weight, bias: nn.functional.linear(x, weight, bias)  # type: ignore[assignment]
 
     utils.dispatch_cpu_unquantized_gemm = plain
-
-
-class Wanted(Protocol):
-    """What parameters are compared with."""
-
-    def __contains__(self, name: str) -> bool:
-        """Return whether there is such a tensor."""
-
-    def read(self, piece: Piece, rows: list[int]) -> Tensor:
-        """Return some of a piece's rows (n, ...), on the host."""
 
 
 class Files:
@@ -199,34 +189,47 @@ class Samples:
                     self._kept[piece] = some if piece.columns is None else some[:, slice(*piece.columns)].clone()
 
     def read(self, piece: Piece, rows: list[int]) -> Tensor:
-        """See `Wanted`."""
+        """Return some of a piece's rows (n, ...), on the host; nothing where they never passed."""
         found = self._kept.get(piece)
         return torch.empty(0) if found is None else found.cpu()
 
 
-def compare(model: nn.Module, files: Wanted, version: int) -> dict[str, Any]:
+def compare(model: nn.Module, files: Files | Samples, version: int) -> dict[str, Any]:
     """Compare a rank's parameters with the files; see `WeightReceipts.windtunnel_receipt`."""
-    there, wanted = hashlib.blake2b(digest_size=16), hashlib.blake2b(digest_size=16)
-    compared, wrong, unseen = 0, [], []
+    seen, unseen = Comparison(), []
     for name, parameter, pieces in placed(model):
         known = bool(pieces) and all(piece.source in files for piece in pieces)
         if not known or not parameter.numel() or parameter.shape[0] < max(piece.at + piece.rows for piece in pieces):
             unseen.append(name)
             continue
-        same = True
         for piece in pieces:
             rows = sampled(piece.rows, f"{version}/{piece.source}")
             found = parameter.detach()[[piece.at + row for row in rows]].cpu()
-            expected = files.read(piece, rows).to(found.dtype)
-            same = same and found.shape == expected.shape and torch.equal(found, expected)
-            there.update(as_bytes(found))
-            wanted.update(as_bytes(expected))
-        compared += 1
-        if not same:
-            wrong.append(name)
-    return {
-        "compared": compared, "wrong": wrong, "unseen": unseen, "found": there.hexdigest(), "expected": wanted.hexdigest(),
-    }  # fmt: skip
+            seen.add(name, found, files.read(piece, rows).to(found.dtype))
+    return seen.to_json(unseen)
+
+
+class Comparison:
+    """Rows that a rank has, compared with those that it should have. Digests show that ranks looked at the same, and at what."""
+
+    def __init__(self) -> None:
+        self._found, self._expected = hashlib.blake2b(digest_size=16), hashlib.blake2b(digest_size=16)
+        self._same: dict[str, bool] = {}
+
+    def add(self, name: str, found: Tensor, expected: Tensor) -> None:
+        """Compare some rows of a parameter, on the host and of one dtype."""
+        alike = found.shape == expected.shape and torch.equal(found, expected)
+        self._same[name] = self._same.get(name, True) and alike
+        for digest, rows in ((self._found, found), (self._expected, expected)):
+            digest.update(rows.contiguous().view(torch.uint8).numpy().tobytes())
+
+    def to_json(self, unseen: list[str]) -> dict[str, Any]:
+        """Return what `WeightReceipts.windtunnel_receipt` says of all of them."""
+        wrong = [name for name, same in self._same.items() if not same]
+        return {
+            "compared": len(self._same), "wrong": wrong, "unseen": unseen, "found": self._found.hexdigest(),
+            "expected": self._expected.hexdigest(),
+        }  # fmt: skip
 
 
 def sampled(rows: int, key: str) -> list[int]:
@@ -285,8 +288,3 @@ def _stacked(names: list[str], sizes: list[int], parts: list[int]) -> Iterator[P
     for name, size, part in zip(names, sizes, parts, strict=True):
         yield Piece(name, at, part * size, size)
         at += size
-
-
-def as_bytes(tensor: Tensor) -> bytes:
-    """Return a host tensor's values as they are."""
-    return tensor.contiguous().view(torch.uint8).numpy().tobytes()
