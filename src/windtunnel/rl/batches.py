@@ -101,6 +101,7 @@ def micro_batches(
     code = _per_sample([sample.advantage for sample in samples], samples, stage)
     plan = _per_sample([sample.plan_advantage for sample in samples], samples, stage)
     plans = np.array([*(sample.plan_tokens for sample in samples), 0])
+    # One number more than there are samples, as in `_per_sample`: what belongs to no answer has no plan.
     settings, batches = LossSettings.of(stage), []
     for start in range(0, max(len(packed.ids), least * rows), rows):
         # A made-up micro-batch repeats the first one's tokens: of the same shape, without a target.
@@ -111,6 +112,7 @@ def micro_batches(
         flat = owner.reshape(-1)
         begins, extent = sequence_starts(packed.positions[part])
         targets = np.where(there, packed.targets[part], NO_TARGET)
+        # Plan and code of one answer are learned from with advantages of their own.
         planned = packed.place[part].reshape(-1) < plans[flat]
         weights = np.where(flat >= 0, np.where(planned, stage.plan_weight * plan[0][flat], code[0][flat]), 0.0)
         tokens = Tokens(

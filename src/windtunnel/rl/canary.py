@@ -69,6 +69,7 @@ def score(job: HFJob, tokens: Tensor) -> Tensor:
     tokens = tokens.to(job.ranks.device)
     network = job.network
     training, temperature = network.training, network.temperature
+    # Dropout would give another score each time, which no engine could match.
     network.eval()
     network.temperature = 1.0  # whatever answers are drawn at
     losses = network(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())[0]

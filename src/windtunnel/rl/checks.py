@@ -98,6 +98,7 @@ class Bench:
         for step in range(1, MOST_STEPS + 1):
             self.say(f"step {step}, {self.dtype}")
             self.job.step([(x, y)], y.numel(), RATE)
+            # Scoring is a pass of its own: the first steps move too little to ask for one.
             if step >= LEAST_STEPS:
                 apart = measure_mismatch(score(self.job, self.canary), engine).mean
                 if apart >= STALE * self.allowed:
@@ -118,6 +119,7 @@ class Bench:
         answers = self.engine.generate(prompts, NEW, seed=self.seed)
         if answers.version != version:
             raise CheckFailed(f"answers carry version {answers.version} of the weights, the engine loaded version {version}")
+        # The engine went through the answers token by token with its cache; in one pass the learner must find the same.
         whole = torch.cat([prompts, answers.tokens], dim=1)
         found = measure_mismatch(score(self.job, whole)[:, PROMPT - 1 :], answers.log_probabilities)
         if found.mean > self.allowed:
@@ -151,6 +153,7 @@ def open_bench(context: Context, dtype: torch.dtype, engine: EngineProcess, say:
     from windtunnel.train import small_job, vocabulary_of
 
     folder = context.folder / "weight-sync" / str(dtype).removeprefix("torch.")
+    # Versions of an earlier check would stand among those that are to be told apart.
     shutil.rmtree(folder, ignore_errors=True)
     job = small_job(context, dtype)
     _stir(job, context.seed)
@@ -166,6 +169,7 @@ def _stir(job: HFJob, seed: int) -> None:
     draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in job.network.named_parameters():
+            # Norms of ones and biases of zeros would hide that they were exchanged or left out.
             if not name.endswith(("_fp8", "_scale")):  # packed bytes are no numbers
                 own = parameter.to_local() if hasattr(parameter, "to_local") else parameter
                 own += (NOISE * torch.randn(own.shape, generator=draw)).to(own.dtype)
@@ -204,6 +208,7 @@ def weight_sync(context: Context, say: Say) -> Evidence:
                     rounds[str(dtype).removeprefix("torch.")] = _round(bench)
     except EngineFailed as error:
         raise CheckFailed(str(error), "look at free memory; the engine here is transformers on the CPU") from None
+    # All precisions have the same tensors: the first one's numbers are those of any.
     first = next(iter(rounds.values()))
     agreed = ", ".join(f"{r.after.largest:.0e} in {name} ({r.before:.2g} on average before it)" for name, r in rounds.items())
     text = (
@@ -226,6 +231,7 @@ def _round(bench: Bench) -> Round:
     before = bench.train_away()
     second = bench.publish(2)
     bench.say("versions that must be refused")
+    # Before the second version is loaded: the engine must go on with the first through all that it refuses.
     half_written_is_passed_over(bench.engine, bench.cut_off, 1)
     damaged_are_refused(bench.engine, second, bench.folder / "damaged", 2)
     stale_is_noticed(bench.engine, first, old.version, 2)
@@ -285,6 +291,7 @@ def tuning_export(context: Context, say: Say) -> Evidence:
     # In bf16 a small adapter could be lost unseen; weights packed in fp8 are only held beside bf16.
     dtype = torch.bfloat16 if model.weights == "fp8" else torch.float32
     store = CheckpointStore(path.parent)
+    # From the checkpoint, not from the job that wrote it: what is not saved would not be exported either.
     with closing(small_engine(context, dtype)) as engine:
         restore_engine(engine, store.at(step))
         job = engine.job
@@ -366,6 +373,7 @@ def _registry() -> tuple[str, list[str]] | str:
         return f"no answer within {SECONDS:.0f} s"
     except OSError as error:
         return str(error)
+    # vLLM logs on standard output too; the answer is its last line.
     lines = [line for line in (done.stdout if done.returncode == 0 else done.stderr).splitlines() if line.strip()]
     if done.returncode:
         return f"{lines[-1][:200] if lines else 'no word'} (exit code {done.returncode})"

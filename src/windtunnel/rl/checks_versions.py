@@ -30,6 +30,7 @@ def watched_publisher(folder: Path, copy: Path) -> Publisher:
     """Return a publisher that copies what is on the disk while it writes, which is what a kill would leave, to `copy`."""
     from windtunnel.rl import Publisher
 
+    # Copied from within `publish`: no kill could be timed to the moment in which all but the manifest is there.
     class Watched(Publisher):
         def publish(
             self, version: int, weights: Iterable[tuple[str, Tensor]], config: dict[str, Any], canary: Any
@@ -62,6 +63,7 @@ def damaged_are_refused(engine: EngineProcess, whole: Path, folder: Path, versio
     for name, damage in (("cut", _cut), ("changed", _change), ("gone", Path.unlink)):
         copy = folder / name / whole.name
         shutil.copytree(whole, copy)
+        # The largest file: small ones may be read whole by chance, whatever is cut off.
         damage(max(copy.glob("*.safetensors"), key=lambda file: file.stat().st_size))
         _refused(f"a version with a file {name}", partial(engine.load, copy, version))
 
@@ -101,6 +103,7 @@ def _cut(file: Path) -> None:
 
 def _change(file: Path) -> None:
     content = bytearray(file.read_bytes())
+    # An exponent's bit of the last number, which no parser and no size gives away.
     content[-2] ^= 0x40
     file.write_bytes(bytes(content))
 
@@ -151,6 +154,7 @@ def unmoved(job: HFJob, first: Path, second: Path) -> tuple[int, list[str]]:
     trained = set()
     for name, parameter in job.network.model.named_parameters():
         if parameter.requires_grad:
+            # Engines have the base merged with its adapter: where only the adapter is trained that tensor changes.
             trained.add(f"{name.split(ADAPTER)[0]}.weight" if ADAPTER in name else name)
     return len(trained), sorted(name for name in trained if torch.equal(before[name], after[name]))
 
@@ -175,6 +179,7 @@ def _learners(job: HFJob) -> dict[str, tuple[torch.Size, Tensor | None]]:
         value = whole_tensor(parameter).float()
         if BASE in name and name.endswith(".weight"):
             adapter: Any = model.get_submodule(name.split(BASE)[0])
+            # peft's own arithmetic is the second opinion on how adapters are merged here.
             value = value + whole_tensor(adapter.get_delta_weight("default")).float()
         found[name.replace(BASE, "")] = parameter.shape, value
     return found

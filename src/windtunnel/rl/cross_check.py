@@ -51,8 +51,10 @@ def check_again(rewards: Rewards, prompt: Prompt, answer: str, other: Prompt | N
         other: a prompt with another right answer, for which the same judge is asked too.
     """
     verdict = _asked(rewards, prompt, answer, second_opinion)
+    # The same judge, asked about another question: one that says yes to anything says yes here.
     swap = None if other is None else _asked(rewards, other, answer, lambda verifier: verifier)
     swapped = None if swap is None or swap.infrastructure else swap.accepted
+    # Of a kernel that is refused it says nothing more to say where else it is wrong.
     far = verdict.evidence.get("fragile") or [] if verdict.accepted else []
     words = f"{verdict.message} With inputs far beyond the task's own it is wrong: {far[0]}" if far else verdict.message
     return Checked(None if verdict.infrastructure else verdict.accepted, words, swapped, bool(far))
@@ -87,6 +89,7 @@ def swap_for(stage: GRPO, prompts: Sequence[Prompt], place: int) -> Prompt | Non
 
     if truth(prompt) is None:
         return None
+    # The next one by place, not a random one: the same prompt is tried with the same other one each time.
     for other in (*prompts[place + 1 :], *prompts[:place]):
         alike = other.data.get(SUBJECT) == prompt.data.get(SUBJECT)
         if alike and truth(other) is not None and truth(other) != truth(prompt):
@@ -143,6 +146,7 @@ class CrossChecks:
 
     def _check(self, place: int, text: str) -> None:
         at, judging = place // self._rewards.stage.samples, self._begun[place]
+        # Chosen before the answer is judged, so that the waiting thread has nothing left to look up.
         other = swap_for(self._rewards.stage, self._prompts, at)
 
         def judged() -> Reward:

@@ -34,6 +34,7 @@ class Levels:
     def __init__(self, asked: Curriculum, loader: PromptLoader, name: str = "rl") -> None:
         self._asked, self._loader = asked, loader
         self._of = prompt_levels(loader.file, asked.key, name)
+        # Levels need not be 1, 2, 3: those that the prompts have are climbed in their order.
         self.levels: list[float] = np.unique(self._of).tolist()
         self.place, self.recent, self._began = 0, list[float](), loader.position
         self._hold()

@@ -44,8 +44,10 @@ class Drift:
         self._rounds = [*self._rounds, kept][-2 * ROUNDS :]
         self._since.append([metrics["reward"], metrics["reward_deviation"]])
         found = {}
+        # Two stretches of as many rounds are compared; with a single judge there is nothing that could part.
         if len(self._rounds) == 2 * ROUNDS and len(kept) > 2:
             found["judges_apart"] = self._judges_apart()
+        # Held-out answers before the first round had no training reward to stand beside; they get this one's.
         if self._readings and self._readings[-1]["reward"] is None:
             self._readings[-1] |= self._trained()
         if self._unsaid:
@@ -63,6 +65,7 @@ class Drift:
         others = [one for one in self._readings if one["seen"] != self._seen]  # a run that goes on may be asked again
         same = [one for one in self._readings if one["seen"] == self._seen and not self._since]
         reading |= {name: same[0][name] for name in ("reward", "error")} if same else {}
+        # The best reading stays however old it is: it is what later ones are held against.
         best = max(others, key=lambda one: one["right"], default=None)
         recent = others[-READINGS:]
         self._readings = [*([best] if best is not None and best not in recent else []), *recent, reading]
@@ -93,6 +96,7 @@ class Drift:
         for name in self._rounds[0]:
             if name != "right" and all(name in one for one in self._rounds):
                 rise = self._signs[name] * _change([one[name] for one in self._rounds])
+                # The smaller of the two: either one alone is what training is for, or bad luck.
                 largest = max(largest, min(rise, fall))
         return largest
 
@@ -102,6 +106,7 @@ class Drift:
         best = max(self._readings[:-1], key=lambda one: one["right"])
         if newest["reward"] is None or best["reward"] is None:
             return 0.0
+        # Of a share of n answers that are right or wrong the variance is p (1 - p) / n.
         errors = [one["right"] * (1 - one["right"]) / one["judged"] for one in (newest, best)]
         fall = (best["right"] - newest["right"]) / max(LEAST_ERROR, math.sqrt(math.fsum(errors)))
         rise = (newest["reward"] - best["reward"]) / max(LEAST_ERROR, math.hypot(newest["error"], best["error"]))

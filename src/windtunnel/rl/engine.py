@@ -105,6 +105,7 @@ class InferenceEngine:
         """
         began = time.monotonic()
         snapshot = opened(path, version)
+        # Dtypes as they were published: transformers would convert in silence.
         given = {name: entry.dtype for name, entry in snapshot.tensors.items()}
         model = self._build(path.name, given, pretrained_model_name_or_path=path)
         found = None if snapshot.canary is None else require_canary(path.name, snapshot.canary, partial(_score, model))
@@ -149,9 +150,11 @@ class InferenceEngine:
         """
         began, of = time.monotonic(), f"version {version}"
         assert self._receiver is not None
+        # All of it before anything is replaced: half a version must never answer.
         weights = {name: tensor for bucket in self._receiver.receive(version) for name, tensor in bucket}
         weights = weights if adapter is None else self._adapted(of, weights, adapter)
         dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in weights.items()}
+        # By class and config, as there is no folder that the Auto classes could look into.
         kind, settings = getattr(transformers, config["architectures"][0]), AutoConfig.for_model(**config)
         model = self._build(of, dtypes, kind, pretrained_model_name_or_path=None, config=settings, state_dict=weights)
         found = require_canary(of, Canary.from_json(canary), partial(_score, model))
@@ -166,6 +169,7 @@ class InferenceEngine:
         """Answer jobs, exactly as the learners do in turn with learning; see `windtunnel.generate.Generator`."""
         if self._generation is None:
             assert self._serving is not None
+            # Made at the first job: an engine that only scores needs neither cache nor recordings.
             decoder = hf_decoder(self._loaded(), self._serving.tokens)
             text = NoText(decoder.vocab, self._serving.ends)
             self._generation = BatchedGenerator(decoder, text, slots=self._serving.slots, version=self.version)
@@ -212,6 +216,7 @@ class InferenceEngine:
         Who answers keeps its own model, with the recordings of its steps, and gets the weights written into it.
         """
         if self._generation is not None and self._generation.alive:
+            # Recorded steps have the addresses of the weights in them: new weights must lie where the old ones do.
             old = self._loaded()
             self._generation.renew(lambda: _overwrite(old, model), version)
         else:
@@ -227,6 +232,7 @@ class InferenceEngine:
     def _adapted(self, of: str, adapters: dict[str, Tensor], settings: dict[str, Any]) -> dict[str, Tensor]:
         """Return the weights with adapters merged. Raises BrokenSnapshot."""
         found, scale = dict(self._base), settings["lora_alpha"] / settings["r"]
+        # Both matrices are looked for: one without the other would leave a layer as it was, unseen.
         layers = {name.removesuffix(A) for name in adapters if name.endswith(A)}
         for layer in sorted(layers | {name.removesuffix(B) for name in adapters if name.endswith(B)}):
             name = f"{layer.removeprefix(PREFIX)}.weight"
@@ -247,10 +253,12 @@ class InferenceEngine:
         model: PreTrainedModel = loaded[0]
         report: dict[str, Any] = loaded[1]
         for what, key in (("lacks", "missing_keys"), ("has", "unexpected_keys"), ("has another shape of", "mismatched_keys")):
+            # Mismatched keys come with their shapes, the others as plain names.
             names = sorted(name if isinstance(name, str) else name[0] for name in report.get(key) or ())
             if names:
                 more = f" and {len(names) - 1} more" if len(names) > 1 else ""
                 raise BrokenSnapshot(f"{of} {what} {names[0]}{more}, as the engine's model sees it")
+        # Buffers such as rotary tables keep a dtype of their own in any model.
         buffers = {name for name, _ in model.named_buffers()}
         wanted = str(self._dtype).removeprefix("torch.")
         for name, dtype in dtypes.items():

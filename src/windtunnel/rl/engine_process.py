@@ -85,6 +85,7 @@ class RemoteEngine(ABC):
 
     def _taken(self, method: str, version: int, *arguments: Any) -> Receipt:
         receipt: Receipt = self._ask(method, *arguments)
+        # An engine that reports success with other weights is the fault that no exception shows.
         if receipt.version != version:
             raise StaleWeights(f"asked to {method} version {version} of the weights, the engine has version {receipt.version}")
         return receipt
@@ -121,6 +122,7 @@ class EngineProcess(RemoteEngine):
 
             assert serving is not None
             self._ours, self._process = start_vllm(dtype, serving, vllm)
+        # vLLM ends its workers first, and gives back their GPUs.
         self._patience = 1.0 if vllm is None else 20.0
         self._replies: queue.SimpleQueue[tuple[bool, Any] | None] = queue.SimpleQueue()
         self._sending, self._asking = threading.Lock(), threading.Lock()
@@ -157,6 +159,7 @@ class EngineProcess(RemoteEngine):
 
     def submit(self, jobs: Sequence[tuple[int, GenerationJob]]) -> None:
         """See `RemoteEngine.submit`: by `ended`."""
+        # Before anything is sent: an answer could be there before this thread goes on.
         self._open |= {number for number, _ in jobs}
         self._heard = time.monotonic()
         with contextlib.suppress(OSError), self._sending:
@@ -183,6 +186,7 @@ class EngineProcess(RemoteEngine):
                     self._ours.send((method, [a.numpy() if isinstance(a, Tensor) else a for a in arguments]))
                 reply = self._replies.get(timeout=self._limit)
             except queue.Empty:
+                # It cannot be asked again: its late answer would be taken for that to the next question.
                 self._kill(f"the engine did not answer {method!r} within {self._limit:.4g} s and was ended")
                 raise EngineSilent(self._why) from None
             except OSError:
@@ -204,6 +208,7 @@ class EngineProcess(RemoteEngine):
         """Pass on what the engine says until it is gone; end one that hangs."""
         with contextlib.suppress(EOFError, OSError):
             while True:
+                # In short waits, so that an engine that hangs is ended by the thread that listens, without another timer.
                 while not self._ours.poll(min(BEAT_SECONDS, self._limit)):
                     if self._open and not self._why and time.monotonic() - self._heard > self._limit:
                         left = f"{len(self._open)} answers outstanding"
@@ -273,6 +278,7 @@ def answer_calls(port: Connection, engine: Any) -> None:
 
     def submit(jobs: Sequence[tuple[int, GenerationJob]]) -> None:
         version, numbers = engine.version, dict[int, int]()
+        # An answer may be complete before `submit` has returned the ticket whose number it is told by.
         known = threading.Event()
 
         def done(ticket: Ticket) -> None:
@@ -296,6 +302,7 @@ def answer_calls(port: Connection, engine: Any) -> None:
             given = [torch.from_numpy(a) if hasattr(a, "__array__") and not isinstance(a, Tensor) else a for a in arguments]
             try:
                 answer = True, _without_tensors(getattr(engine, method)(*given))
+            # What the engine refused goes on as it is; all else would need its classes on the other side.
             except _TOLD as error:
                 answer = False, error
             except Exception as error:

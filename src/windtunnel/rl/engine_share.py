@@ -38,6 +38,7 @@ def engines_of(stage: GRPO, plan: Mapping[str, Any], learners: int) -> EngineSha
     Raises:
         UserError: learners cannot share them.
     """
+    # On CPUs there is no plan of engines: each learner has one process.
     role = (plan.get("roles") or {}).get("engine") if plan["layout"]["device"] == "cuda" else None
     memory = (role or {}).get("facts", {}).get("memory_share")
     if memory is not None:
@@ -45,7 +46,9 @@ def engines_of(stage: GRPO, plan: Mapping[str, Any], learners: int) -> EngineSha
     tensor = stage.engine_tensor or (role["layout"]["tensor"] if role else 1)
     given = stage.engines or (role["gpus"] if role else learners * tensor)
     count = given // tensor
+    # Each learner asks engines of its own, as many as the others: a round ends when the slowest learner has its answers.
     shared = count // learners * learners
+    # A remainder is left over where the plan chose the number, and refused where the user did.
     if not shared or (stage.engines and shared * tensor != given):
         least = learners * tensor
         raise UserError(

@@ -82,6 +82,7 @@ class Engines:
         self._start, self._exact, self._in_flight, self._say, self._heard = start, exact, in_flight, say, heard
         self._lock, self._numbers = threading.Lock(), itertools.count()
         self._places = [_Place(number) for number in range(count)]
+        # Has an engine that starts again take the present version, by the same way as the others took it.
         self._again: Callable[[RemoteEngine], Receipt] | None = None
         self._failure: UserError | None = None
         self._closed = False
@@ -135,6 +136,7 @@ class Engines:
         there = [place.process for place in self._places if place.process is not None]
         with told_while(f"engines start, or take version {offer.version} of the weights", self._say, lambda: self._heard(0)):
             found = link.give(offer, there if len(there) == len(self._places) else [], send)
+        # Nothing was sent to anybody where one was missing: all have to take the version alone.
         found += [EngineFailed("the engine's process ended as it began")] * (len(self._places) - len(found))
         return [self._received(place, one) for place, one in zip(self._places, found, strict=True)]
 
@@ -200,6 +202,7 @@ class Engines:
             place.asked |= tickets
             process = place.process
         if process is not None:
+            # Outside the lock: an engine may answer at once, on the thread that takes it too.
             process.submit([(number, ticket.job) for number, ticket in tickets.items()])
         else:
             threading.Thread(target=self._refill, args=(place,), name=f"engine-{place.number}-again", daemon=True).start()

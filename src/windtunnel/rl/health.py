@@ -140,6 +140,7 @@ def different(metrics: Mapping[str, float], stage: GRPO) -> tuple[str, str] | No
 
     Where tokens on which they disagree are left out (mismatch: mask), a run may go on.
     """
+    # Older weights are meant to differ: what is allowed grows with the updates between the two.
     if stage.mismatch == "mask" or metrics["mismatch"] <= DIFFERENT * (1 + metrics.get("staleness", 0.0)):
         return None
     key = f"stages.{stage.name or 'rl'}"
@@ -148,6 +149,7 @@ def different(metrics: Mapping[str, float], stage: GRPO) -> tuple[str, str] | No
 
 def _agree(stage: GRPO, key: str) -> str:
     """Return what to try where sampler and learner compute different models."""
+    # Cheapest first: what is undone by one setting before what costs speed.
     ways = []
     if stage.engine_weights != "bf16":
         ways.append(f"engines with weights as the learner has them (--set {key}.engine_weights=bf16)")
@@ -163,6 +165,7 @@ def _agree(stage: GRPO, key: str) -> str:
 def _tell_apart(metrics: Mapping[str, float], stage: GRPO, key: str) -> str:
     """Return what to change so that the answers to a prompt differ in their rewards."""
     right = metrics.get("right")
+    # Equal rewards have many causes. Those that other numbers of the round give away are named first.
     if right is not None and right > 1 - RARE:
         return f"the prompts are too easy, or the judges accept everything: read RUN/rollouts; then harder prompts, or {key}.best"
     if metrics["truncated"] > TRUNCATED:

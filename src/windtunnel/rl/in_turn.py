@@ -49,6 +49,7 @@ class InTurn:
                 self._kept = decoder
             elif self._kept is not None and not _fits(device, self._learning):
                 self._kept = None
+            # Else the allocator's blocks stay with this process, for the copy that stays.
             memory.free = self._kept is None
 
     def _decoder(self) -> HFDecoder:
@@ -58,6 +59,7 @@ class InTurn:
             decoder = hf_decoder(plain_model(job, dtype), most_tokens(self._stage))
         else:
             decoder = self._kept
+            # Held-out answers between two rounds are by weights that have been written already.
             if self._version != job.optimizer.steps:
                 write_plain(job, decoder.model, dtype)
         self._version = job.optimizer.steps

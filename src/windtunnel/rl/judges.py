@@ -162,6 +162,7 @@ class JudgedOnce:
 
     def begin(self, prompt: Prompt, answer: str) -> Judging:
         """Judge an answer in the background, unless that has begun. One thread at a time."""
+        # Reading a task takes long for kernels: once for all answers to it.
         if id(prompt) not in self._verifiers:
             self._verifiers[id(prompt)] = prompt, self._rewards.verifiers(prompt)
         key = id(prompt), answer
@@ -204,6 +205,7 @@ class _JudgingElsewhere:
         found = self._rewards.awaited(self._future)
         if isinstance(found, str):
             stage = self._rewards.stage
+            # As if each source had failed: unknown, and left out of every mean.
             return Reward(None, tuple(None for _ in stage.sources), None, found, stage.retries)
         assert isinstance(found, Reward)
         return found

@@ -77,6 +77,7 @@ class ProcessRewards(RemoteJudges):
             if self._gone:
                 request.answer.set_result(self._gone)
             else:
+                # Silence counts from the first request on: a process that nobody asks says nothing.
                 if not self._requests:
                     self._heard = time.monotonic()
                 number = next(self._numbers)
@@ -135,6 +136,7 @@ class ProcessRewards(RemoteJudges):
                 port.close()
                 return False
             self._port, self._process, self._heard = port, process, time.monotonic()
+            # Under the lock, so that what is asked meanwhile goes to the new process and is not asked twice.
             for number, request in list(self._requests.items()):
                 request.attempts += 1
                 if request.attempts > self.stage.retries:
@@ -161,6 +163,7 @@ def _start(given: tuple[GRPO, Path, int, int]) -> tuple[Connection, Any]:
     process.start()
     theirs.close()
     try:
+        # Waited for: a judge that does not work here ends the run before anything is computed.
         refused = ours.recv()
     except EOFError:
         process.join()

@@ -108,6 +108,7 @@ class Learner:
         assert isinstance(prompts, PromptBatches)
         self._levels = None if stage.curriculum is None else Levels(stage.curriculum, prompts.loader, stage.name or "rl")
         self.drift, self._alike = Drift(stage), False
+        # Probabilities are compared at the temperature that answers are drawn at, or every token would seem off-policy.
         inner.job.network.temperature = stage.temperature
 
     def step(self, step: int, progress: float, since: Pending | None = None, mark: Mark | None = None) -> Pending | None:
@@ -234,6 +235,7 @@ class Learner:
     def _parts(self, found: Round) -> list[list[Sample]]:
         """Return the samples of each update: groups stay whole."""
         updates = self._stage.updates
+        # By the number of prompts that was asked for: ranks that lack some have as many updates as the others.
         size = -(-self._stage.prompts // self._ranks.world // updates)
         groups = [found.groups[i * size : (i + 1) * size] for i in range(updates)]
         return [[sample for group in part for sample in group] for part in groups]

@@ -52,6 +52,7 @@ class Link:
             try:
                 if invitations and invitations[0] is not None:
                     self._sender.connect()
+                # Also where nobody receives: other ranks are in the middle of gathering, and the version must be held.
                 send(self._sender, self._held, lambda: _check(receiving))
             except EngineFailed as error:
                 failed, why = True, error
@@ -62,6 +63,7 @@ class Link:
             ]
         # A group in which one has failed is of no more use: the next version is sent in a new one.
         whole = not failed and all(isinstance(one, Receipt) for one in found)
+        # Who joined stays joined: a group is formed once, not for every version.
         self._joined = list(engines) if whole else []
         return found
 
@@ -70,6 +72,7 @@ class Link:
         _prepared(offer, engine)
         with self._alone, ThreadPoolExecutor(1) as pool:
             assert self._held.version == offer.version
+            # The engine that is alone now was not in the old group, and the old group lacks it.
             self._joined = []
             (invitation,) = self._sender.invite([self._workers])
             receiving = pool.submit(_received, offer, engine, invitation)

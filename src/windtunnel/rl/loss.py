@@ -119,6 +119,7 @@ def answer_means(values: Tensor, owner: Tensor) -> Tensor:
 
 def sampler_weights(old: Tensor, sampler: Tensor, settings: LossSettings) -> Tensor:
     """Return what tokens weigh because the policy would have drawn them with another probability than the sampler did."""
+    # By the policy before the round's updates: what the updates change is the clip's business.
     ratio = torch.exp(old - sampler)
     if settings.mismatch == "mask":
         low, high = settings.band
@@ -128,6 +129,7 @@ def sampler_weights(old: Tensor, sampler: Tensor, settings: LossSettings) -> Ten
 
 def k3(new: Tensor, other: Tensor) -> Tensor:
     """Return Schulman's estimate of KL(new || other) at tokens drawn from `new` (joschu.net/blog/kl-approx.html)."""
+    # Never below zero, and of less variance than the plain difference of log-probabilities.
     difference = other - new
     return torch.exp(difference) - difference - 1
 
@@ -166,9 +168,11 @@ class PolicyLoss:
             new = log_probabilities.detach().requires_grad_()
             losses = tokens.weight * token_losses(new, tokens, self.settings)
             (slope,) = torch.autograd.grad(losses.sum(), new)
+        # The metrics of the round need them, and a pass of its own would cost as much as this one.
         self.seen[at] = log_probabilities.detach()
         if tokens.old is not None and self.clipped is not None:
             ratio = ratios(log_probabilities, tokens.old, tokens, self.settings)
+            # Only towards what the advantage asks for: on the way back nothing is clipped.
             cut = torch.where(tokens.advantage > 0, ratio > 1 + self.settings.high, ratio < 1 - self.settings.low)
             self.clipped += (cut & (tokens.weight > 0) & (tokens.advantage != 0)).sum()
         return losses.detach(), slope

@@ -150,6 +150,7 @@ def _judges(stage: GRPO, ranks: Ranks, run: Path) -> Judges:
     found = joined()
     if found is not None and found.judges:
         return PlacedRewards(found, stage, ranks.rank)
+    # Every rank has judges, which share the machine's cores.
     here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     kind = ProcessRewards if any(source.kind == "kernel" for source in stage.sources) else Rewards
     return kind(stage, judges_log(run, ranks.rank), gpu=ranks.device.index or 0, processes=here)
@@ -211,6 +212,7 @@ def held_out_prompts(recipe: Recipe, data: PreparedData, most: int, *, from_end:
     file = _prompts(data, stage, "validation")
     # A seed of its own, so that no other order of the recipe is the same as that of held-out prompts.
     key = np.array([recipe.seed + QUESTION_SEED, 0], dtype=np.uint64)
+    # Sorted random numbers, not a shuffle: the order of the same prompts is the same in every version of NumPy.
     order = np.argsort(np.random.Philox(key=key).random_raw(file.samples), kind="stable")
     turns = [int(number) for number in (order[::-1] if from_end else order)]
     groups: list[str | None] = [None] * file.samples

@@ -67,6 +67,7 @@ class RoundSums:
         for sample in everything if any(source.of for source in rewards.sources) else ():
             subject = OF + re.sub(r"\W+", "_", str(sample.prompt.data.get(SUBJECT)))
             right, asked = judged.get(subject, [0.0, 0.0])
+            # A name of the user's becomes part of a metric's: letters, digits and underscores alone.
             judged[subject] = [right + (sample.reward.accepted is True), asked + 1]
         for number, source in enumerate(rewards.sources):
             values = [v for sample in everything if sample.reward.parts and (v := sample.reward.parts[number]) is not None]
@@ -101,6 +102,7 @@ def round_metrics(ranks: Sequence[RoundSums]) -> tuple[dict[str, float], float]:
     sums: Counter[str] = Counter()
     for one in ranks:
         sums.update(one.sums)
+    # What a step waits for is the slowest rank: of seconds the largest counts, not the mean.
     most = {name: max(one.most.get(name, 0.0) for one in ranks) for name in ranks[0].most}
     answers, known, tokens, scored = (max(1.0, sums[name]) for name in ("answers", "known", "tokens", "scored"))
     mean = sums["reward"] / known
@@ -161,6 +163,7 @@ def _of_tokens(losses: Sequence[PolicyLoss]) -> dict[str, float]:
     sums = {"scored": count, "sampler": float(sampler.double().sum())}
     clipped = [float(loss.clipped) for loss in losses if loss.clipped is not None]
     sums |= {"clipped": sum(clipped)} if clipped else {}
+    # Times the tokens, so that ranks with many answers weigh more; of a p95 that is an approximation.
     sums |= {"mismatch": found.mean * count, "mismatch_p95": found.p95 * count, "mismatch_k3": found.k3 * count}
     sums |= {"mismatch_outside": found.outside * count}
     if losses[0].tokens.reference is not None:

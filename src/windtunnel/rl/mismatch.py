@@ -31,7 +31,9 @@ class Mismatch:
 
 def measure_mismatch(learner: Tensor, engine: Tensor) -> Mismatch:
     """Compare log-probabilities of the same tokens, of one shape. What is not finite makes everything infinite."""
+    # In fp64 on the host: differences of 1e-7 are what fp32 is checked for.
     difference = (learner.double() - engine.double()).flatten().cpu()
+    # NaN would pass every comparison with a limit as False, that is, unseen.
     if not bool(difference.isfinite().all()):
         return Mismatch(*(float("inf"),) * 4, outside=1.0, tokens=difference.numel())
     size, ratio = difference.abs(), difference.exp()

@@ -84,6 +84,7 @@ def _above(metrics: Mapping[str, float], name: str, limit: float, words: str, pa
     if value is None:
         return None
     message = words.format(value=value) if value > limit else None
+    # `early`: a run has few rounds, and a gamed reward shows in the first ones.
     return Finding(BANDS.get(name, name), "warn", message, patience, advice=advice, early=True)
 
 

@@ -67,6 +67,7 @@ class EngineHost:
         """Return what was said since the last call; waits a little for something."""
         found = []
         with contextlib.suppress(queue.Empty):
+            # One blocking wait, then whatever else is there: a call of an actor costs milliseconds.
             found.append(self._news.get(timeout=LISTEN_SECONDS))
             while True:
                 found.append(self._news.get_nowait())
@@ -77,6 +78,7 @@ class EngineHost:
         try:
             return True, getattr(self._process, method)(*arguments)
         except (BrokenSnapshot, StaleWeights, EngineFailed) as error:
+            # As class and words: an exception with arguments of its own does not always survive pickling.
             return False, (type(error), str(error))
 
     def submit(self, jobs: Sequence[tuple[int, GenerationJob]]) -> None:
@@ -153,6 +155,7 @@ class PlacedEngine(RemoteEngine):
                     if kind == "answered":
                         self._answered(*content)
                     else:
+                        # The engine's end ends this thread too; `Engines` starts another one in its place.
                         why = content[0]
                 seconds = SILENT_SECONDS
             except (NoAnswer, ActorLost) as error:

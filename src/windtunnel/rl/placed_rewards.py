@@ -96,6 +96,7 @@ class PlacedRewards(RemoteJudges):
 
         super().__init__(stage)
         actors = [ray.get_actor(name) for name in found.judges]
+        # Ranks begin at different actors, or the first one would get the first answer of all.
         self._turns = itertools.cycle([*actors[rank % len(actors) :], *actors[: rank % len(actors)]])
         self._lock = threading.Lock()
         self._waiters = ThreadPoolExecutor(AT_ONCE * len(actors), "judged-elsewhere")

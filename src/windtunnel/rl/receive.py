@@ -51,6 +51,7 @@ class WeightReceiver:
                 names += (name for name, _ in bucket)
         finally:
             self._turn += 1  # as on the learner's side
+        # A learner that leaves a tensor out sends a right digest of the rest.
         if lost := self._names - set(names):
             raise BrokenSnapshot(f"version {version} lacks {min(lost)}, which the version before had")
         self._names = frozenset(names)
@@ -61,8 +62,10 @@ class WeightReceiver:
             flat = self._bytes(packed)
             if (found := digest(flat)) != packed.sums:
                 raise BrokenSnapshot(f"bucket {number} of version {version} is not what was sent: {found}, not {packed.sums}")
+            # Taken, not yet loaded: the learner may reuse the buffer, since the bytes are this worker's own by now.
             self._store.add(f"{self._key(number)}/taken", 1)
             yield list(packed.unpack(flat))
+            # Over names in their order: a bucket that was sent twice, or not at all, changes it.
             read.update("\n".join(packed.names).encode() + b"\n")
             self.tensors += len(packed.names)
             self.bytes += packed.size

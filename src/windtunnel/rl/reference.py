@@ -20,6 +20,7 @@ class Reference:
 
     def __init__(self, job: HFJob) -> None:
         self._job = job
+        # On the GPU beside what is trained: under an adapter that is next to nothing.
         self._held = {name: torch.empty_like(local_part(p)) for name, p in job.trained.items()}
 
     @torch.no_grad()
@@ -43,12 +44,14 @@ class Reference:
         for name, parameter in self._job.trained.items():
             held = self._held[name]
             whole = tuple(parameter.shape)
+            # As the optimizer's states are: a checkpoint of other ranks finds its rows.
             shard = Slice(held.view(-1), whole, row_offset(parameter)) if self._job.sharded else held
             found[f"optimizer.reference.{name}"] = shard
         return found
 
     @torch.no_grad()
     def _swap(self) -> None:
+        # Gathered copies would still hold the other weights.
         self._job.reshard()
         for name, parameter in self._job.trained.items():
             own, other = local_part(parameter), self._held[name]

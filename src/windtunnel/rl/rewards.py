@@ -113,6 +113,7 @@ class Rewards(Judges):
             )
             self._functions = [self._function(i, source) for i, source in enumerate(self.sources)]
             self._forms = [self._form(source) for source in self.sources]
+            # For messages: where the recipe says that such a judge is wanted.
             keys: dict[str, str] = {
                 source.kind: f"stages.{stage.name or 'rl'}.rewards.{i}" for i, source in enumerate(self.sources)
             }

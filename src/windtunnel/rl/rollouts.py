@@ -206,6 +206,7 @@ class Collector:
         ]  # fmt: skip
 
         def chosen(place: int) -> bool:
+            # By a draw of its own, not by the clock: a round that is answered anew checks the same answers.
             draw = _draw(self.seed, number, attempt, self.loader.rank, place // samples, place % samples, CHECK)
             return draw < stage.cross_check * 2**64
 

@@ -85,6 +85,7 @@ class Beside:
     ) -> None:  # fmt: skip
         self._newest: tuple[Path, int] | None = None
         self._published = 0.0
+        # An engine on the learner's GPU needs the memory that PyTorch's allocator keeps for later.
         self._shared = share.memory is not None and ranks.device.type == "cuda"
         self._inner, self._ranks, self._folder = inner, ranks, folder
         self._dtype = COMPUTE[inner.layout.precision]
@@ -93,11 +94,13 @@ class Beside:
         self._apart = folder if stage.engine_adapter == "apart" else None
         self._base: Path | None = None
         adapter = None if self._apart is None else adapter_settings(inner.job)
+        # Rounds ahead are answered by older versions, which stay as long as a round needs them.
         self._publisher = Publisher(folder, keep=2 + stage.overlap, empty=not stage.overlap) if by_files else None
         elsewhere = joined()
         count, tensor = share.count // ranks.world, share.tensor
         slots = -(-most_slots(stage, ranks) // count)
         serving = Serving(slots, most_tokens(stage), tuple(sorted(text.ends)))
+        # The same tokens for every version: what changes in the score is the weights' doing.
         draw = torch.Generator().manual_seed(CANARY_SEED)
         length = min(CANARY_TOKENS, inner.layout.sequence - 1)  # vLLM only scores what one more token fits behind
         self._canary = torch.randint(0, vocabulary_of(inner.job), (CANARIES, length), generator=draw)
@@ -149,6 +152,7 @@ class Beside:
                 self._inner.job, self._publisher, version, dtype=self._dtype, canary=self._canary,
                 tolerance=tolerance_after(self._dtype, self._seen),
             )  # fmt: skip
+            # Rank 0 wrote it; the others' engines read it there.
             self._newest = Path(self._ranks.share(None if path is None else str(path))), version
         self._published = time.monotonic() - began
         return self._newest
@@ -168,6 +172,7 @@ class Beside:
         """Have the engines of all ranks receive the weights as they are now. All ranks call it together. What it showed."""
         began, before, job = time.monotonic(), self.engines.restarts, self._inner.job
         version = job.optimizer.steps
+        # The base goes by the disk, once: only adapters change.
         if self._apart is not None and self._base is None:
             path = publish_base(job, Publisher(self._apart, keep=1) if self._ranks.first else None, dtype=self._dtype)
             self._base = Path(self._ranks.share(None if path is None else str(path)))
@@ -185,6 +190,7 @@ class Beside:
 
     def _shown(self, receipts: Sequence[Receipt], published: float, loaded: float, restarts: int) -> dict[str, float]:
         canaries = [receipt.canary for receipt in receipts if receipt.canary is not None]
+        # Of the first version, which the later ones' tolerance is taken from; the worst engine of this rank decides.
         if self._seen is None:
             self._seen = max(canaries, key=lambda canary: canary.mean)
         return {
@@ -243,6 +249,7 @@ def _gpus(ranks: Ranks, share: EngineShare, number: int) -> list[int] | None:
     if share.memory is not None:
         return [ranks.device.index or 0]
     count, tensor = share.count // ranks.world, share.tensor
+    # Learners have the first GPUs of the machine, one each.
     first, there = ranks.world + (ranks.rank * count + number) * tensor, torch.cuda.device_count()
     if first + tensor > there:
         raise UserError(

@@ -123,6 +123,7 @@ class WeightSender:
         assert (device.type == "cpu") == (way == "gloo")
         self._way, self._device, self._limit, self._host = way, device, limit, host
         self._store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=limit))
+        # Group and turn are in every key of the store: what is late in an old group meets nobody.
         self._members, self._number, self._turn = 1, 0, 0
         self._group: Any = None
         self._buffers: dict[int, tuple[Tensor, str]] = {}
@@ -223,6 +224,7 @@ class WeightSender:
 
     def _give_up(self, number: int, why: BaseException) -> None:
         """Tell whoever waits for the next buckets."""
+        # Receivers may be as far ahead as there are rooms, each waiting for another bucket.
         for next_one in range(number, number + 3):
             self._say(next_one, Packed(abandoned=f"{type(why).__name__}: {why}"))
 
@@ -239,6 +241,7 @@ class WeightSender:
         at = 0
         for tensor in bucket.values():
             flat[at : at + tensor.nbytes].copy_(tensor.contiguous().view(-1).view(torch.uint8))
+            # The room is used again: what was there before must not get into the digest.
             flat[at + tensor.nbytes : at + padded(tensor.nbytes)].zero_()
             at += padded(tensor.nbytes)
         dtypes = tuple(str(tensor.dtype).removeprefix("torch.") for tensor in bucket.values())
@@ -280,6 +283,7 @@ class WeightSender:
         while not done():
             check()
             if time.monotonic() > ends:
+                # A broadcast that hangs would hold the GPU's stream, and all that comes after it.
                 if self._way == "nccl" and self._group is not None:
                     self._group.abort()
                 raise EngineFailed(f"{what} within {self._limit:.4g} s")

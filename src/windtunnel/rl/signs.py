@@ -69,6 +69,7 @@ def sketch(pieces: Any) -> list[int]:
     runs = np.lib.stride_tricks.sliding_window_view(numbers, GRAM)
     # The same draws on every rank and in every round, or sketches could not be compared.
     draw = np.random.Generator(np.random.Philox(GRAM))
+    # Odd factors: multiplying by an even one would lose bits.
     factors, offsets = (draw.integers(1, 2**63, size, dtype=np.uint64) | np.uint64(1) for size in (GRAM, SKETCH))
     mixed = _mixed((runs * factors).sum(1, dtype=np.uint64))
     least = [int((_mixed(mixed ^ offset) >> np.uint64(32)).min()) for offset in offsets]  # one by one: long answers fit
@@ -142,6 +143,7 @@ def _of_form(everything: Sequence[Sample], stage: GRPO) -> dict[str, float]:
     for sample in everything:
         known = zip(stage.sources, sample.reward.parts, strict=False)
         parts = [(source.kind == "format", source.weight * part) for source, part in known if part is not None]
+        # Penalties are left out: what counts is what was given.
         form, other = (sum(value for is_form, value in parts if is_form is wanted and value > 0) for wanted in (True, False))
         given += form + other
         alone += form if not other else 0.0

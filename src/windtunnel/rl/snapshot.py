@@ -123,11 +123,13 @@ class Publisher:
         if version <= self._last:
             raise ValueError(f"version {version} after version {self._last}")
         path = version_folder(self.folder, version)
+        # Named for this process: what a killed one left is told apart, and goes.
         temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
         temporary.mkdir()
         try:
             tensors = _write_weights(temporary, weights, self._shard_bytes)
             (temporary / CONFIG).write_text(json.dumps(config, indent=1), encoding="utf-8")
+            # From the disk, not from memory: what is checked later is what was written.
             files = {file.name: checksum(file) for file in sorted(temporary.iterdir())}
             made = WeightSnapshot(path, version, tensors, files, canary)
             (temporary / MANIFEST).write_text(json.dumps(_as_json(made)), encoding="utf-8")
@@ -140,6 +142,7 @@ class Publisher:
             raise
         fsync_folder(self.folder)
         self._last = version
+        # Last: an engine may still be reading the one before, and a failure here costs only disk.
         for old in published(self.folder)[: -self._keep]:
             shutil.rmtree(old, ignore_errors=True)
         return made
@@ -170,6 +173,7 @@ def open_snapshot(path: Path) -> WeightSnapshot:
             raise ValueError(f"format {content['format']}, this version reads {FORMAT}")
         tensors = {name: Entry(e["dtype"], tuple(e["shape"]), e["file"]) for name, e in content["tensors"].items()}
         files = {name: Written(**written) for name, written in content["files"].items()}
+        # A file without a checksum would pass every check.
         unknown = {entry.file for entry in tensors.values()} - files.keys()
         if unknown:
             raise ValueError(f"no checksum of {min(unknown)}")

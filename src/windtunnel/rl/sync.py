@@ -61,6 +61,7 @@ def _published(
         except (OSError, ValueError) as error:
             cause = f"{type(error).__name__}: {error}"
             _drain(weights)  # the other ranks are in the middle of gathering: leaving now would hang them
+    # All ranks end with the same error: the others would wait for the next collective.
     cause = job.ranks.share(cause)
     if cause:
         raise RuntimeError(f"version {version} of the weights was not published: {cause}")
@@ -124,6 +125,7 @@ def send_weights(
     if offer.adapter is None:
         buckets = hub_buckets(job, dtype, job.ranks.device, everywhere=True)
     else:
+        # Adapters are small: one bucket has them all.
         buckets = [adapter_tensors(job, dtype, job.ranks.device)]
     if sender is None:
         _drain(buckets)

@@ -98,6 +98,7 @@ class Packed:
 
     def _parts(self) -> Iterator[tuple[torch.dtype, tuple[int, ...], int]]:
         for name, shape in zip(self.dtypes, self.shapes, strict=True):
+            # By name, as JSON has it: the two sides may run other versions of PyTorch.
             dtype: torch.dtype = getattr(torch, name)
             yield dtype, shape, dtype.itemsize * int(torch.Size(shape).numel())
 
@@ -146,6 +147,7 @@ def connected(given: Invitation, store: dist.Store, rank: int, device: torch.dev
 def broadcast(group: Any, flat: Tensor) -> Any:
     """Begin to send (n,) uint8 from the learner to all, or to receive it; what it gives is waited for."""
     options = dist.BroadcastOptions()
+    # The learner is always member 0.
     options.rootRank, options.rootTensor = 0, 0
     return group.broadcast([flat], options)
 
@@ -171,6 +173,7 @@ def shared_buffer(size: int, device: torch.device) -> tuple[Tensor, str]:
 
     with torch.cuda.device(device), _plain_segments():
         buffer = torch.empty(size, dtype=torch.uint8, device=device)
+    # A GPU's number differs between processes that see different ones; its UUID does not.
     uuid = str(torch.cuda.get_device_properties(device).uuid)
     content = pickle.dumps((uuid, reduce_tensor(buffer)[1]))
     return buffer, base64.b64encode(content).decode()
@@ -194,6 +197,7 @@ def opened_buffer(handle: str) -> Tensor:
 def _plain_segments() -> Iterator[None]:
     """Have memory allocated as other processes can open it: expandable segments take rights that containers do not give."""
     settings = ",".join(filter(None, (os.environ.get(name) for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"))))
+    # Switched off for this buffer alone: training goes on with what it was set to.
     expandable = "expandable_segments:True" in settings
     if expandable:
         torch.cuda.memory._set_allocator_settings("expandable_segments:False")

@@ -92,11 +92,13 @@ def made_up_samples(stage: GRPO, layout: Layout, vocab: int, seed: int) -> list[
     for _ in range(layout.micro_batch * layout.accumulation):
         room = layout.sequence
         while room > 1:
+            # Rows are filled to the last token: the dearest update that the recipe can bring.
             length = min(room, whole)
             prompt = min(length - 1, max(1, length * stage.prompt_tokens // whole))
             ids, tokens = np.split(random.integers(0, vocab, length, dtype=np.int64), [prompt])
             asked = Prompt(len(found), ids, "", None, {})
             one = Sample(asked, 0, tokens, np.zeros(len(tokens), np.float32), "", False, 0, Reward(0.0, (), None))
+            # Both signs, so that either side of the clip is computed.
             advantage = 1.0 - 2.0 * (len(found) % 2)
             found.append(replace(one, advantage=advantage, plan_advantage=advantage))
             room -= length

@@ -100,6 +100,7 @@ class VLLMEngine:
         began, snapshot = time.monotonic(), opened(path, version)
         self.version = NOTHING
         if self._generator is None:
+            # The canary may be longer than any answer, and vLLM scores nothing beyond its length.
             length = 0 if snapshot.canary is None else snapshot.canary.tokens.size(1)
             self._generator = self._start(path, max(self._serving.tokens, length + 1))
             self._workers("windtunnel_begin", version)
@@ -124,6 +125,7 @@ class VLLMEngine:
             self._workers("windtunnel_begin", 0)
             self._require(self._workers("windtunnel_receipt", str(base), 0), 0)
             return
+        # vLLM only takes a folder; config.json alone is enough for weights that mean nothing.
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / CONFIG).write_text(json.dumps(config), encoding="utf-8")
             self._generator = self._start(Path(folder), longest, load_format="dummy")
@@ -214,6 +216,7 @@ class VLLMEngine:
         """Change the weights while nothing is generated, and forget what the old ones left in caches; what workers gave."""
         assert self._generator is not None
         engine = self._generator.engine
+        # Answers under way are finished first: vLLM cannot go on with them by other weights.
         await engine.pause_generation(mode="wait", clear_cache=True)
         try:
             found: list[Any] = await engine.collective_rpc(method, args=arguments)
@@ -241,6 +244,7 @@ class VLLMEngine:
     def _score(self, tokens: Tensor) -> Tensor:
         """Return log-probabilities (B, T - 1) fp32 of tokens (B, T), each given those before it."""
         assert self._generator is not None
+        # Prompts are scored by the very kernels that answer, so that the canary speaks for them.
         jobs = [GenerationJob(tuple(row), 0, score_prompt=True, logprobs=0) for row in tokens.tolist()]
         found = self._generator.generate(jobs)
         return torch.tensor([[info.log_probability for info in one.prompt_infos[1:]] for one in found])
@@ -307,6 +311,7 @@ def start_vllm(dtype: torch.dtype, serving: Serving, settings: VLLMSettings) -> 
 
 def engine_environment(environ: Mapping[str, str], settings: VLLMSettings) -> dict[str, str]:
     """Return the environment of vLLM's process: this one's, without what makes it one of the learners."""
+    # Its interpreter may have no windtunnel installed: this tree's own is put before all else.
     source = str(Path(__file__).resolve().parents[2])
     paths = [source, *filter(None, [environ.get("PYTHONPATH")])]
     # vLLM makes a process group of its own. With the learners' variables it would look for their store, and wait for it for ever.
@@ -317,6 +322,7 @@ def engine_environment(environ: Mapping[str, str], settings: VLLMSettings) -> di
     if settings.devices is None:
         environment.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
         if settings.tensor > 1:
+            # One core for each rank: on a CPU vLLM would bind all of them to the same ones.
             cores = sorted(os.sched_getaffinity(0))
             environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", "|".join(str(core) for core in cores[: settings.tensor]))
     else:

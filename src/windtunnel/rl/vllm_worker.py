@@ -92,6 +92,7 @@ class WeightReceipts:
         receiver = self.windtunnel_receiver
         assert receiver is not None
         self.windtunnel_version = -1
+        # Before the first bucket: vLLM packs weights as they come, and the names of its parameters are known now.
         came = Samples(self._windtunnel_model(), version)
         with self._windtunnel_reloading():
             for bucket in receiver.receive(version):
@@ -183,6 +184,7 @@ class Samples:
         for name, tensor in weights:
             self._names.add(name)
             for piece in self._pieces.get(name, ()):
+                # Rows that change with the version: over some versions all of a tensor is looked at.
                 rows = [piece.begin + row for row in sampled(piece.rows, f"{self._version}/{name}")]
                 if rows and rows[-1] < tensor.shape[0]:
                     some = tensor[rows]
@@ -264,6 +266,7 @@ def pieces_of(module: nn.Module, key: str, parameter: Tensor, names: list[str]) 
         layer: Any = module
         keys = layer.num_kv_heads * layer.head_size, layer.num_kv_heads * layer.v_head_size
         sizes = [layer.num_heads * layer.head_size, *keys]
+        # With fewer key heads than ranks several ranks hold the same one.
         parts = [rank, *(rank // layer.num_kv_head_replicas,) * 2]
         yield from _stacked(names, sizes, parts)
     elif "MergedColumnParallelLinear" in kinds:
@@ -274,6 +277,7 @@ def pieces_of(module: nn.Module, key: str, parameter: Tensor, names: list[str]) 
         width = parameter.shape[1] if parameter.ndim == 2 else 0
         yield Piece(names[0], 0, 0, parameter.shape[0], (rank * width, (rank + 1) * width))
     elif "VocabParallelEmbedding" in kinds:
+        # Without rows of padding, which no file has.
         own: Any = module.shard_indices
         yield Piece(names[0], 0, own.org_vocab_start_index, own.org_vocab_end_index - own.org_vocab_start_index)
     else:
