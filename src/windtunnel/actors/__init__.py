@@ -7,8 +7,8 @@ from windtunnel import lazy
 if TYPE_CHECKING:
     from .connect import ADDRESS, NODES, Joined, expected_nodes, join, joined, own_address
     from .host import Hosted, Look
-    from .placement import READY_SECONDS, Node, Placed, Wanted, engine_options, lacking, nodes_of, place, wait_for_nodes
-    from .waiting import ActorLost, NoAnswer, answer_of, answers_of, release
+    from .placement import READY_SECONDS, Node, Wanted, engine_options, lacking, nodes_of, place, wait_for_nodes
+    from .waiting import ActorLost, NoAnswer, answer_of, release
 
 __all__ = [
     "ADDRESS",
@@ -20,10 +20,8 @@ __all__ = [
     "Look",
     "NoAnswer",
     "Node",
-    "Placed",
     "Wanted",
     "answer_of",
-    "answers_of",
     "engine_options",
     "expected_nodes",
     "join",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from typing import Any
 
 
@@ -37,17 +36,6 @@ def answer_of(reference: Any, what: str, seconds: float) -> Any:
         raise ActorLost(f"{what}: {_first_line(error)}") from None
     except RayTaskError as error:
         raise error.cause if isinstance(getattr(error, "cause", None), Exception) else error from None
-
-
-def answers_of(references: Sequence[tuple[Any, str]], seconds: float) -> list[Any]:
-    """Return the answers to several calls, or the exception of each that has none; see `answer_of`."""
-    found: list[Any] = []
-    for reference, what in references:
-        try:
-            found.append(answer_of(reference, what, seconds))
-        except Exception as error:
-            found.append(error)
-    return found
 
 
 def release(actor: Any) -> None:
