@@ -7,13 +7,11 @@ from windtunnel import lazy
 if TYPE_CHECKING:
     from .batched import BatchedGenerator
     from .decoder import Decoder, HubDecoder
-    from .gpt import GPTDecoder
     from .hf import HFDecoder, end_tokens, load_hf
     from .hf_recorded import RecordedDecoder, hf_decoder
     from .hf_run import HubRun
-    from .protocol import Completion, GenerationFailed, GenerationJob, Generator, QueueFull, Stats, Ticket
+    from .protocol import Completion, GenerationFailed, GenerationJob, Generator, Notify, QueueFull, Stats, Ticket
     from .source import (
-        LoadedRun,
         Source,
         export_model,
         find_device,
@@ -32,16 +30,15 @@ __all__ = [
     "BatchedGenerator",
     "Completion",
     "Decoder",
-    "GPTDecoder",
     "GenerationFailed",
     "GenerationJob",
     "Generator",
     "HFDecoder",
     "HubDecoder",
     "HubRun",
-    "LoadedRun",
     "Message",
     "NoText",
+    "Notify",
     "OwnText",
     "Piece",
     "QueueFull",

@@ -16,14 +16,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 import torch
-from torch import Tensor
 
 from windtunnel.model import out_of_memory
 
-from .decoder import Decoder, DrawingDecoder, put
-from .protocol import Completion, GenerationFailed, GenerationJob, QueueFull, Stats, Ticket
-from .running import Flight, Running
-from .telling import Teller, chosen, log_probabilities
+from .ahead import StepsAhead
+from .decoder import Decoder
+from .protocol import Completion, GenerationFailed, GenerationJob, Notify, QueueFull, Stats, Ticket
+from .running import Running
+from .telling import Teller
 from .text import TextCodec, TextStream
 
 log = logging.getLogger(__name__)
@@ -33,8 +33,6 @@ log = logging.getLogger(__name__)
 CHUNK = 512
 # On a GPU, which takes about as long for many tokens as for few.
 GPU_TURN = 16 * CHUNK
-# Steps begun at a time while others wait for a slot.
-SOONER = 4
 # After so many failures without a step that worked between them, the generator says that it is not well.
 UNWELL = 3
 # Up to so many weights a step on a CPU takes less time than waking a second thread costs, the more so when the cores are busy.
@@ -67,8 +65,7 @@ class BatchedGenerator:
         self.context, self.vocab, self.weights = decoder.context, decoder.vocab, decoder.weights
         self.stats = Stats()
         self._teller = Teller(text, decoder, self.stats, version, self._leave)
-        self._decoder, self._drawing = decoder, decoder if isinstance(decoder, DrawingDecoder) else None
-        self._flight: Flight | None = None
+        self._decoder, self._ahead = decoder, StepsAhead(decoder, self._teller, self.stats)
         self._waiting: deque[Running] = deque()
         self._running: dict[int, Running] = {}
         self._renewals: deque[tuple[Future[None], Callable[[], None], int]] = deque()
@@ -99,12 +96,7 @@ class BatchedGenerator:
         return len(self._running)
 
     def submit(
-        self,
-        jobs: Sequence[GenerationJob],
-        notify: Callable[[Ticket], None] | None = None,
-        *,
-        stream: bool = True,
-        bounded: bool = True,
+        self, jobs: Sequence[GenerationJob], notify: Notify | None = None, *, stream: bool = True, bounded: bool = True
     ) -> list[Ticket]:
         """Queue all of these jobs, or none. See `Generator`."""
         assert all(job.prompt and len(job.prompt) <= self.context for job in jobs)
@@ -117,8 +109,7 @@ class BatchedGenerator:
             most = min(job.max_tokens, self.context + 1 - len(job.prompt))
             made.append(Running(ticket, text if needed else None, random.Random(job.seed), now, most, job.prompt))
         with self._wake:
-            if self._closing or not self._thread.is_alive():
-                raise GenerationFailed("the generator is closed")
+            self._require_open()
             there = sum(not s.ticket.cancelled for s in [*self._waiting, *self._running.values()])
             if bounded and there + len(jobs) > self.slots + self.queue:
                 raise QueueFull(max(1, min(60, round(self._teller.seconds * there / self.slots))))
@@ -144,11 +135,14 @@ class BatchedGenerator:
         """
         done: Future[None] = Future()
         with self._wake:
-            if self._closing or not self._thread.is_alive():
-                raise GenerationFailed("the generator is closed")
+            self._require_open()
             self._renewals.append((done, change, version))
             self._wake.notify()
         done.result()
+
+    def _require_open(self) -> None:
+        if self._closing or not self._thread.is_alive():
+            raise GenerationFailed("the generator is closed")
 
     def close(self, timeout: float = 10.0) -> None:
         """End the worker after the step under way; whoever still waits is told."""
@@ -205,7 +199,8 @@ class BatchedGenerator:
                 done.set_result(None)
 
     def _begin_again(self) -> None:
-        self._failures, self._flight = self._failures + 1, None
+        self._failures += 1
+        self._ahead.forget()
         for sequence in list(self._running.values()):
             self._teller.give_up(sequence, "a round failed")
         try:
@@ -293,94 +288,28 @@ class BatchedGenerator:
         """Decode one token for every sequence whose prompt is in the cache."""
         ready = sorted((s for s in self._running.values() if s.ready and not s.ticket.cancelled), key=lambda s: s.slot)
         if self._decoder.ahead and all(s.job.logprobs is None for s in ready):
-            self._go_ahead(ready)
-            return
+            try:
+                landed = self._ahead.begin(ready, waited_for=bool(self._waiting))
+            except Exception as error:
+                self._land()
+                self._require_memory(error)
+            else:
+                self._failures = 0 if landed else self._failures
+                return
         self._land()
         ready = [s for s in ready if s.slot >= 0]
         if ready:
             self._guarded(ready, self._step)
 
-    def _go_ahead(self, ready: list[Running]) -> None:
-        """Begin steps with the tokens of those before where they lie, and only then look at those.
-
-        Whether a sequence has had its last token is known ahead by its length; one that has said its last word goes some steps
-        too far, and what comes of that is dropped.
-
-        Raises:
-            _ShortOfMemory: fewer at once may do.
-        """
-        flight = self._flight
-        before = {} if flight is None else {id(s): i for i, s in enumerate(flight.sequences)}
-        drawn = {id(s): len(s.ticket.tokens) + (flight.steps if flight is not None and id(s) in before else 0) for s in ready}
-        going = [s for s in ready if not s.ends(drawn[id(s)])]
-        if not going:
-            self._land()
-            return
-        begun, steps = None, self._steps(going, drawn)
-        try:
-            newest, places = self._newest(going, before), [drawn[id(s)] for s in going]
-            if steps and self._drawing is not None:
-                begun = _drawn(self._drawing, going, newest, places, steps)
-            else:
-                logits = self._decoder.step([s.slot for s in going], newest)
-        except Exception as error:
-            self._land()
-            if out_of_memory(error) and len(self._running) > 1:
-                raise _ShortOfMemory from None
-            left = [s for s in going if s.slot >= 0]
-            if left:
-                self._guarded(left, self._step)
-            return
-        self.stats.steps += max(1, steps)
-        if begun is None:
-            try:
-                begun = self._chosen_ahead(logits, going, places)
-            except Exception:  # the cache has grown, so these logits are all that there is
-                self._land()
-                self._teller.take(logits, going)
-                return
-        self._land()
-        self._flight = begun
-
-    def _steps(self, going: list[Running], drawn: dict[int, int]) -> int:
-        """Return how many steps the decoder can take by itself: some where all tokens are drawn alike and nobody waits for one.
-
-        Those that wait for a slot get it when such a flight has landed, so that it is short then.
-        """
-        if self._drawing is None or not all(s.plain for s in going):
-            return 0
-        most = min(self._drawing.draws, SOONER) if self._waiting else self._drawing.draws
-        return min(most, max(s.most - drawn[id(s)] for s in going))
-
-    def _newest(self, going: list[Running], before: dict[int, int]) -> Tensor:
-        """Return each sequence's newest token (N,), on the device; `before` has the place in flight of those that lie there."""
-        flight = self._flight
-        if (
-            flight is not None
-            and len(going) == len(flight.sequences)
-            and all(before.get(id(s)) == i for i, s in enumerate(going))
-        ):
-            return flight.newest
-        new = [s.ticket.tokens[-1] for s in going if id(s) not in before]
-        places = iter(range(len(before), len(before) + len(new)))
-        at = [before[id(s)] if id(s) in before else next(places) for s in going]
-        there = [put(new, self._decoder.device)]
-        return torch.cat([flight.newest, *there] if flight is not None else there)[put(at, self._decoder.device)]
-
-    def _chosen_ahead(self, logits: Tensor, going: list[Running], places: list[int]) -> Flight:
-        """Choose the next tokens on the device."""
-        jobs = [s.job for s in going]
-        tokens = chosen(logits, jobs, [s.number(place) for s, place in zip(going, places, strict=True)])
-        logs = log_probabilities(logits, tokens, jobs)[None] if any(job.draws for job in jobs) else None
-        return Flight(going, tokens[None], logs)
-
     def _land(self) -> None:
         """Take the tokens of the steps in flight, if there are any. Never raises."""
-        flight, self._flight = self._flight, None
-        if flight is None:
-            return
-        self._teller.land(flight)
-        self._failures = 0
+        if self._ahead.land():
+            self._failures = 0
+
+    def _require_memory(self, error: Exception) -> None:
+        """Raise _ShortOfMemory where fewer sequences at once may do."""
+        if out_of_memory(error) and len(self._running) > 1:
+            raise _ShortOfMemory from None
 
     def _step(self, sequences: list[Running]) -> None:
         logits = self._decoder.step([s.slot for s in sequences], [s.ticket.tokens[-1] for s in sequences])
@@ -397,8 +326,7 @@ class BatchedGenerator:
             do(sequences)
             self._failures = 0
         except Exception as error:
-            if out_of_memory(error) and len(self._running) > 1:
-                raise _ShortOfMemory from None
+            self._require_memory(error)
             if len(sequences) == 1:
                 log.exception("a sequence is given up")
                 self._failures += 1
@@ -413,10 +341,3 @@ class BatchedGenerator:
             self._running.pop(sequence.slot, None)
             self._decoder.free(sequence.slot)
             sequence.slot = -1
-
-
-def _drawn(decoder: DrawingDecoder, going: list[Running], newest: Tensor, places: list[int], steps: int) -> Flight:
-    """Begin steps whose tokens the decoder draws; `places` are the tokens that sequences have said by then."""
-    uniform = [[s.number(place + step) for s, place in zip(going, places, strict=True)] for step in range(steps)]
-    tokens, logs = decoder.draw([s.slot for s in going], newest, [s.job.temperature for s in going], uniform)
-    return Flight(going, tokens, logs if any(s.job.draws for s in going) else None)

@@ -263,18 +263,14 @@ def load_hf(
 
         model: Any = load_coded(folder, device, dtype, group or ExpertGroup())
     else:
-        model = _load(folder, dtype)
+        with without_bar():
+            model = _load(folder, dtype)
     if new is not None:
         grow_tables(model, new)
     return model.to(device)
 
 
 def _load(folder: Path, dtype: torch.dtype) -> Any:
-    with without_bar():
-        return _loaded(folder, dtype)
-
-
-def _loaded(folder: Path, dtype: torch.dtype) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
@@ -297,7 +293,6 @@ def _loaded(folder: Path, dtype: torch.dtype) -> Any:
         ) from None
 
 
-@torch.no_grad()
 def end_tokens(folder: Path) -> list[int] | None:
     """Return the tokens that end a text, as generation_config.json or config.json of a folder says; None: neither does."""
     for name in ("generation_config.json", "config.json"):

@@ -23,13 +23,9 @@ from transformers import AutoConfig, PreTrainedModel
 
 from windtunnel.checkpoint import (
     DTYPES,
-    SHARD_BYTES,
     Checkpoint,
-    Exported,
     Which,
     choose_checkpoint,
-    export_folder,
-    write_export,
 )
 from windtunnel.convert import decoded_weights, weights_beside_experts
 from windtunnel.data import Tokenizer, end_of_answer, load_tokenizer, template_of, write_tokenizer
@@ -55,7 +51,7 @@ from windtunnel.model import (
 from windtunnel.recipe import HuggingFaceModel, UserError
 from windtunnel.run import RunFolder
 
-from .shared_experts import fill_model, sharing_model
+from .shared_experts import fill_model, require_whole, sharing_model
 from .text import FolderText
 
 Named = Iterator[tuple[str, Tensor]]
@@ -142,15 +138,16 @@ class HubRun:
         return load_tokenizer(self.run.tokenizer_path)
 
     @cached_property
-    def _hollow(self) -> PreTrainedModel:
+    def hollow(self) -> PreTrainedModel:
+        """Return the model without numbers."""
         return hollow(self._described["config.json"])
 
     def config(self, dtype: str) -> dict[str, Any]:
         """Return the config.json of weights in a dtype ('bf16')."""
         coded = ("torch_dtype", "quantization_config", "compression_config")  # what is trained on fp8 is written in a dtype
         content = {key: value for key, value in self._described["config.json"].items() if key not in coded}
-        tied = bool(self._hollow.config.tie_word_embeddings)
-        own = {"architectures": [type(self._hollow).__name__], "dtype": DTYPES[dtype], "tie_word_embeddings": tied}
+        tied = bool(self.hollow.config.tie_word_embeddings)
+        own = {"architectures": [type(self.hollow).__name__], "dtype": DTYPES[dtype], "tie_word_embeddings": tied}
         further = "num_nextn_predict_layers"  # transformers has no module for them: they are neither trained nor written
         return content | own | ({further: 0} if further in content else {})
 
@@ -192,7 +189,7 @@ class HubRun:
         Raises:
             UserError: the checkpoint or the base is of another model.
         """
-        model, wanted = self._hollow, getattr(torch, DTYPES[dtype])
+        model, wanted = self.hollow, getattr(torch, DTYPES[dtype])
         trained = dict(model.named_parameters())
         for group in _by_block(
             model, self._trained() if self.base is None else self._merged(self.base, wanted, rounding=rounding)
@@ -202,15 +199,15 @@ class HubRun:
 
     def _trained(self) -> Named:
         """Yield every parameter from the checkpoint, and saved buffers, which no step changes, as they are made."""
-        part, names = self.checkpoint.part(), list(dict(self._hollow.named_parameters()))
+        part, names = self.checkpoint.part(), list(dict(self.hollow.named_parameters()))
         if part.entries.keys() != set(names):
             raise self._another(min(part.entries.keys() ^ set(names)))
         yield from part.tensors(names)
-        for name, module in self._hollow.named_modules():
+        for name, module in self.hollow.named_modules():
             saved = [key for key in module._buffers if key not in module._non_persistent_buffers_set]
             if saved:
                 made = module.to_empty(device="cpu", recurse=False)
-                self._hollow._init_weights(made)
+                self.hollow._init_weights(made)
                 yield from ((f"{name}.{key}", tensor) for key in saved if (tensor := made._buffers[key]) is not None)
 
     def _merged(
@@ -231,7 +228,7 @@ class HubRun:
             rounding: counts what that dtype takes from merged weights.
         """
         assert self.model.adapter is not None
-        part, model = self.checkpoint.part(), into or self._hollow
+        part, model = self.checkpoint.part(), into or self.hollow
         places = dict(model.named_parameters(remove_duplicate=False)) | _saved_buffers(model)
         adapted = {f"{name.removesuffix(A)}.weight" for name in part.entries if name.endswith(A)}
         packed = _held_in_fp8(model) if self.model.weights == "fp8" else set()
@@ -263,14 +260,12 @@ class HubRun:
                 if rounding is not None:
                     rounding.add(frozen, tensor, dtype)
             yield name, tensor
-        missing = sorted(name for name, place in places.items() if id(place) not in done)
-        if missing:
-            raise UserError(f"{base} has no weights for {', '.join(missing[:3])} ({len(missing)} in all)", "download it again")
+        require_whole(base, places, done)
 
     def _rows_of(self, table: str) -> str:
         """Return the name of the trained rows of a table's new tokens: what is tied has those of the embedding."""
-        embedding, _ = token_tables(self._hollow)
-        name = (embedding if self._hollow.config.tie_word_embeddings else table).removesuffix(".weight")
+        embedding, _ = token_tables(self.hollow)
+        name = (embedding if self.hollow.config.tie_word_embeddings else table).removesuffix(".weight")
         return f"{name}{ROWS}"
 
     def _another(self, name: str) -> UserError:
@@ -279,44 +274,13 @@ class HubRun:
             "use the run's own config.json",
         )
 
-    def adapter(self) -> tuple[dict[str, Any], Named]:
-        """Return peft's adapter_config.json and its tensors, in fp32, by peft's names."""
-        from peft import LoraConfig
-
-        lora, part = self.model.adapter, self.checkpoint.part()
-        assert lora is not None
-        layers = sorted(name.removesuffix(A) for name in part.entries if name.endswith(A))
-        if any(holds_experts(module) for module in self._hollow.modules()) and any(".mlp." in layer for layer in layers):
-            raise UserError(
-                f"--adapter: {self.run.path} adapts dense layers beside experts, and peft would take them for the experts",
-                "leave --adapter out: the adapter is merged; or train with --set model.adapter.targets=attention",
-            )
-        # peft takes the ends of names too, if no other layer has them.
-        short = {layer.rsplit(".", 1)[-1] for layer in layers}
-        linear = [name for name, module in self._hollow.named_modules() if isinstance(module, nn.Linear)]
-        alike = sorted(name for name in linear if name.rsplit(".", 1)[-1] in short)
-        new = NewRows.of(self.tokenizer)
-        rows = sorted(name.removesuffix(ROWS) for name in part.entries if name.endswith(ROWS))
-        alpha: Any = int(lora.alpha) if lora.alpha == int(lora.alpha) else lora.alpha  # peft says int and takes any number
-        config = LoraConfig(
-            r=lora.rank, lora_alpha=alpha, target_modules=sorted(short) if alike == layers else layers, lora_dropout=0.0,
-            task_type="CAUSAL_LM", base_model_name_or_path=str(self.base), inference_mode=True,
-            trainable_token_indices={name: list(range(new.first, new.end)) for name in rows} if new is not None else None,
-        )  # fmt: skip
-        content = {k: sorted(v) if isinstance(v, set) else v for k, v in config.to_dict().items()}
-        named = (
-            (f"base_model.model.{name.replace('.default.', '.').removesuffix('.default')}", tensor)
-            for name, tensor in part.tensors()
-        )
-        return json.loads(json.dumps(content, default=str)), named
-
     # Uses
 
     def require_shares(self, ranks: int) -> None:
         """Refuse ranks that cannot share this run's experts. Raises UserError."""
         if self.model.weights != "fp8-experts":
             raise UserError(f"{self.run.path} was not trained beside fp8-experts, which ranks could share", "leave ranks out")
-        for module in self._hollow.modules():
+        for module in self.hollow.modules():
             if holds_experts(module):
                 ExpertGroup(0, ranks).own(module.get_parameter("gate_up_proj").shape[0])
 
@@ -336,45 +300,8 @@ class HubRun:
         config = AutoConfig.for_model(**self.config(name))
         weights = dict(self.tensors(name))
         with without_bar():
-            made: Any = type(self._hollow).from_pretrained(None, config=config, state_dict=weights, dtype=dtype)
+            made: Any = type(self.hollow).from_pretrained(None, config=config, state_dict=weights, dtype=dtype)
         return made.to(device)
-
-    def export(self, to: Path, *, dtype: str | None = None, adapter: bool = False, shard_bytes: int = SHARD_BYTES) -> Exported:
-        """Write a folder that transformers, vLLM and `windtunnel serve` load; an earlier export there is replaced.
-
-        Args:
-            to: the folder, or model.safetensors in it.
-            dtype: fp32, bf16 or fp16; None: bf16, of an adapter alone fp32.
-            adapter: write peft's folder of the adapter alone, without the model beneath.
-            shard_bytes: of a file at most, unless one tensor is larger.
-
-        Raises:
-            UserError: `to` holds something else or cannot be written, weights are missing, or there is no adapter.
-        """
-        target = export_folder(to)
-        if adapter and self.base is None:
-            raise UserError(f"--adapter: {self.run.path} trained every weight and has no adapter", "leave --adapter out")
-        warnings, dtype, rounding = self.warnings, dtype or ("fp32" if adapter else "bf16"), Rounding()
-        facts = {
-            "run": self.run.path.name, "step": self.checkpoint.step, "validation_loss": self.checkpoint.validation_loss,
-            "dtype": dtype,
-        }  # fmt: skip
-        if adapter:
-            about, tensors = self.adapter()
-            config, stem = {"adapter_config.json": about}, "adapter_model"
-            wanted = getattr(torch, DTYPES[dtype])
-            tensors = ((name, tensor.to(wanted)) for name, tensor in tensors)
-            if self.model.weights.startswith("fp8"):
-                warnings += (f"the adapter was trained beside fp8 weights: over {self.base} as it is it computes a little else",)
-        else:
-            config, stem = {"config.json": self.config(dtype), "generation_config.json": self.generation_config()}, "model"
-            tensors = self.tensors(dtype, rounding)
-        with tempfile.TemporaryDirectory() as text:
-            self.write_text(Path(text))
-            beside = [path for path in sorted(Path(text).iterdir()) if path.name != "config.json"]
-            made = write_export(target, tensors, config=config, beside=beside, facts=facts, shard_bytes=shard_bytes, stem=stem)
-        files = tuple(sorted(set(made.files.values())))
-        return Exported(target, self.checkpoint.step, made.bytes, files, dtype, warnings, rounding.share)
 
 
 def _saved_buffers(model: nn.Module) -> dict[str, Tensor]:

@@ -101,11 +101,7 @@ class Ticket:
     """
 
     def __init__(
-        self,
-        job: GenerationJob,
-        notify: Callable[[Ticket], None] | None = None,
-        stream: bool = True,
-        text: TextStream | None = None,
+        self, job: GenerationJob, notify: Notify | None = None, stream: bool = True, text: TextStream | None = None
     ) -> None:
         self.job, self.stream = job, stream
         self._text, self._read = text, 0
@@ -189,6 +185,10 @@ class Ticket:
                 self.cancel()
 
 
+Notify = Callable[[Ticket], None]
+"""Wakes the reader of a ticket; see `Ticket`."""
+
+
 @dataclass
 class Stats:
     """Counters since the start, written by the generator's thread.
@@ -245,12 +245,7 @@ class Generator(Protocol):
         """Return how many sequences are in slots."""
 
     def submit(
-        self,
-        jobs: Sequence[GenerationJob],
-        notify: Callable[[Ticket], None] | None = None,
-        *,
-        stream: bool = True,
-        bounded: bool = True,
+        self, jobs: Sequence[GenerationJob], notify: Notify | None = None, *, stream: bool = True, bounded: bool = True
     ) -> list[Ticket]:
         """Queue all of these jobs, or none. See `Ticket` for `notify` and `stream`; `bounded`: hold to the queue's limit.
 

@@ -8,7 +8,7 @@ Slots are dealt out round robin; logits are gathered on the first rank, which sa
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,10 +80,15 @@ def load_coded(folder: Path, device: torch.device, dtype: torch.dtype, group: Ex
     wanted = places | dict(model.named_buffers())
     files = {name: read for name, read in decoded_weights(folder).items() if name not in experts}
     written = fill_model(model, from_hub(model, files, wanted))
+    require_whole(folder, places, written)
+    return model.eval()
+
+
+def require_whole(folder: Path, places: Mapping[str, Tensor], written: Collection[int]) -> None:
+    """Raise UserError where a folder lacks a weight: `written` are the ids of those places that have one."""
     missing = sorted(name for name, place in places.items() if id(place) not in written)
     if missing:
         raise UserError(f"{folder} has no weights for {', '.join(missing[:3])} ({len(missing)} in all)", "download it again")
-    return model.eval()
 
 
 @torch.no_grad()

@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from .team import Load, Named
 
 
+MOST_SLOTS = 256
+"""Prompts of a run that are answered together at most."""
+
+
 @dataclass(frozen=True)
 class LoadedRun:
     """A checkpoint as a model, with what made it. `warnings`: which better checkpoints were damaged."""
@@ -44,7 +48,7 @@ class LoadedRun:
     tokenizer: Tokenizer
     warnings: tuple[str, ...] = ()
 
-    def generator(self, prompts: Sequence[str], tokens: int, *, most_slots: int = 256) -> BatchedGenerator:
+    def generator(self, prompts: Sequence[str], tokens: int) -> BatchedGenerator:
         """Return a generator with room for each prompt and so many tokens more, for all at once; to be closed.
 
         The model must not be trained afterwards. What is generated depends on which prompts come together, on a GPU.
@@ -52,10 +56,9 @@ class LoadedRun:
         Args:
             prompts: of which the longest decides the room.
             tokens: generated behind each, at most.
-            most_slots: sequences decoded together at most, however many prompts.
         """
         longest = max((len(self.tokenizer.encode(prompt, bos=True)) for prompt in prompts), default=1)
-        slots = max(1, min(most_slots, len(prompts)))
+        slots = max(1, min(MOST_SLOTS, len(prompts)))
         return gpt_generator(self.model, self.tokenizer, slots=slots, capacity=longest + tokens, exact=False)
 
 
@@ -312,7 +315,7 @@ def is_hf_run(run: Path) -> bool:
 def export_model(
     run: Path, to: Path, *, dtype: str | None = None, which: Which = "best", adapter: bool = False, base: Path | None = None
 ) -> Exported:
-    """Write any run's weights with what is needed to use them; see `HubRun.export` and, of our own models, `export_run`.
+    """Write any run's weights with what is needed to use them; see `hf_export.export_hub` and, of our own models, `export_run`.
 
     Args:
         run: its folder.
@@ -326,9 +329,10 @@ def export_model(
         UserError: no run, no good checkpoint, or the folder cannot be written.
     """
     if is_hf_run(run):
+        from .hf_export import export_hub
         from .hf_run import HubRun
 
-        return HubRun.open(run, which, "to export", base).export(to, dtype=dtype, adapter=adapter)
+        return export_hub(HubRun.open(run, which, "to export", base), to, dtype=dtype, adapter=adapter)
     if adapter or base is not None:
         raise UserError(f"--adapter and --base are for runs of adapters, which {run} is not", "leave them out")
     return export_run(run, to, dtype=dtype or "bf16", which=which)

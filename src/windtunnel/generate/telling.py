@@ -94,7 +94,10 @@ class Teller:
         jobs = [sequence.job for sequence in sequences]
         tokens = chosen(logits, jobs, [sequence.number(len(sequence.ticket.tokens)) for sequence in sequences])
         if any(job.draws for job in jobs):
-            self._keep_draws(sequences, tokens.tolist(), log_probabilities(logits, tokens, jobs).tolist())
+            logs = log_probabilities(logits, tokens, jobs).tolist()
+            for sequence, token, log_probability in zip(sequences, tokens.tolist(), logs, strict=True):
+                if not sequence.ticket.over:
+                    self._keep(sequence, [token], [log_probability])
         count = max((job.logprobs for job in jobs if job.logprobs is not None), default=None)
         scored = None if count is None else [t.tolist() for t in top_log_probabilities(logits, tokens, max(count, 1))]
         self._advance_all(sequences, tokens.tolist(), scored)
@@ -115,13 +118,8 @@ class Teller:
                 log.exception("a sequence is given up")
                 self.give_up(sequence, "its token has no text")
 
-    def _keep_draws(self, sequences: Sequence[Running], tokens: Sequence[int], logs: Sequence[float]) -> None:
-        """Note the tokens drawn, with their log-probabilities."""
-        for sequence, token, log_probability in zip(sequences, tokens, logs, strict=True):
-            if not sequence.ticket.over:
-                self._keep(sequence, [token], [log_probability])
-
     def _keep(self, sequence: Running, tokens: Sequence[int], logs: Sequence[float]) -> None:
+        """Note tokens as they were drawn, with their log-probabilities, where that was asked for."""
         if sequence.job.draws and sequence.job.max_tokens:
             sequence.ticket.drawn += zip(tokens, logs, strict=True)
             sequence.ticket.versions += [self.version] * len(tokens)

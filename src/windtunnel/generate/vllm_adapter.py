@@ -18,7 +18,7 @@ from packaging.version import InvalidVersion
 
 from windtunnel.recipe import UserError
 
-from .protocol import Completion, GenerationFailed, GenerationJob, QueueFull, Stats, Ticket
+from .protocol import Completion, GenerationFailed, GenerationJob, Notify, QueueFull, Stats, Ticket
 from .text import FolderText, TextCodec, TextStream, TokenInfo
 
 log = logging.getLogger(__name__)
@@ -112,12 +112,7 @@ class VLLMGenerator:
         return max(0, len(self._open) - self.slots)
 
     def submit(
-        self,
-        jobs: Sequence[GenerationJob],
-        notify: Callable[[Ticket], None] | None = None,
-        *,
-        stream: bool = True,
-        bounded: bool = True,
+        self, jobs: Sequence[GenerationJob], notify: Notify | None = None, *, stream: bool = True, bounded: bool = True
     ) -> list[Ticket]:
         """Queue all of these jobs, or none. See `Generator`."""
         if not self._thread.is_alive():
