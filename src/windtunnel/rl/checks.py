@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -135,18 +134,8 @@ def is_rl(context: Context) -> bool:
     return context.recipe.rl is not None
 
 
-@contextmanager
-def open_engines(dtypes: Sequence[torch.dtype]) -> Iterator[list[EngineProcess]]:
-    """Start an engine for each; before there is a learner they start quickest."""
-    from windtunnel.rl import EngineProcess
-
-    with ExitStack() as stack:
-        yield [stack.enter_context(EngineProcess(dtype, limit=LIMIT, threads=1)) for dtype in dtypes]
-
-
-@contextmanager
-def open_bench(context: Context, dtype: torch.dtype, engine: EngineProcess, say: Say) -> Iterator[Bench]:
-    """Yield a learner that computes in `dtype`, with noise in its weights, beside an engine that holds that dtype."""
+def make_bench(context: Context, dtype: torch.dtype, engine: EngineProcess, say: Say) -> Bench:
+    """Return a learner that computes in `dtype`, with noise in its weights, beside an engine that holds that dtype."""
     import torch
 
     from windtunnel.rl import TOLERANCE
@@ -160,7 +149,7 @@ def open_bench(context: Context, dtype: torch.dtype, engine: EngineProcess, say:
     draw = torch.Generator().manual_seed(context.seed + 1)
     canary = torch.randint(0, vocabulary_of(job), (4, 64), generator=draw)
     publisher = watched_publisher(folder / "published", folder / "cut-off")
-    yield Bench(job, engine, publisher, dtype, folder, canary, TOLERANCE[dtype][0], context.seed, say)
+    return Bench(job, engine, publisher, dtype, folder, canary, TOLERANCE[dtype][0], context.seed, say)
 
 
 def _stir(job: HFJob, seed: int) -> None:
@@ -194,7 +183,7 @@ def weight_sync(context: Context, say: Say) -> Evidence:
     """Send weights in fp32, where next to nothing may differ, and in bf16, as learners and engines compute."""
     import torch
 
-    from windtunnel.rl import EngineFailed
+    from windtunnel.rl import EngineFailed, EngineProcess
 
     model = context.recipe.model
     assert isinstance(model, HuggingFaceModel)
@@ -202,10 +191,10 @@ def weight_sync(context: Context, say: Say) -> Evidence:
     precisions = (torch.bfloat16,) if model.weights == "fp8" else (torch.float32, torch.bfloat16)
     rounds = {}
     try:
-        with open_engines(precisions) as engines:
+        with ExitStack() as stack:
+            engines = [stack.enter_context(EngineProcess(dtype, limit=LIMIT, threads=1)) for dtype in precisions]
             for dtype, engine in zip(precisions, engines, strict=True):
-                with open_bench(context, dtype, engine, say) as bench:
-                    rounds[str(dtype).removeprefix("torch.")] = _round(bench)
+                rounds[str(dtype).removeprefix("torch.")] = _round(make_bench(context, dtype, engine, say))
     except EngineFailed as error:
         raise CheckFailed(str(error), "look at free memory; the engine here is transformers on the CPU") from None
     # All precisions have the same tensors: the first one's numbers are those of any.

@@ -25,7 +25,8 @@ class Drift:
     """
 
     def __init__(self, stage: GRPO) -> None:
-        self._signs = {f"reward_{source.name}": math.copysign(1.0, source.weight) for source in reversed(stage.sources)}
+        signs = {f"reward_{source.name}": math.copysign(1.0, source.weight) for source in reversed(stage.sources)}
+        self._signs = {name: sign for name, sign in signs.items() if name not in NO_JUDGES}
         self._prompts = stage.prompts
         self._seen, self._unsaid = 0, False
         self._level: float | None = None
@@ -40,7 +41,7 @@ class Drift:
         self._seen += 1
         if metrics.get("level") != self._level:  # harder prompts: fewer right answers are no sign of anything
             self._rounds, self._level = [], metrics.get("level")
-        kept = {name: value for name, value in metrics.items() if name == "right" or self._is_judge(name)}
+        kept = {name: value for name, value in metrics.items() if name == "right" or name in self._signs}
         self._rounds = [*self._rounds, kept][-2 * ROUNDS :]
         self._since.append([metrics["reward"], metrics["reward_deviation"]])
         found = {}
@@ -86,9 +87,6 @@ class Drift:
         self._since = [list(one) for one in state.get("since", ())]
         self._readings = [dict(one) for one in state.get("readings", ())]
         self._unsaid = bool(state.get("unsaid", False))
-
-    def _is_judge(self, name: str) -> bool:
-        return name in self._signs and name not in NO_JUDGES
 
     def _judges_apart(self) -> float:
         fall = -_change([one["right"] for one in self._rounds])

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
-from windtunnel.generate import BatchedGenerator, GenerationJob, NoText, Ticket, hf_decoder
+from windtunnel.generate import BatchedGenerator, GenerationJob, NoText, Notify, Ticket, hf_decoder
 from windtunnel.model import merge_adapter
 
 from .canary import Canary
@@ -165,7 +165,7 @@ class InferenceEngine:
         """Log-probabilities of tokens (B, T) int64, each given those before it."""
         return Scores(self.version, _score(self._loaded(), tokens))
 
-    def submit(self, jobs: Sequence[GenerationJob], notify: Callable[[Ticket], None]) -> list[Ticket]:
+    def submit(self, jobs: Sequence[GenerationJob], notify: Notify) -> list[Ticket]:
         """Answer jobs, exactly as the learners do in turn with learning; see `windtunnel.generate.Generator`."""
         if self._generation is None:
             assert self._serving is not None

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from windtunnel.generate import Completion, GenerationFailed, GenerationJob, Piece, Stats, TextCodec, TextStream, Ticket
+from windtunnel.generate import Completion, GenerationFailed, GenerationJob, Notify, Piece, Stats, TextCodec, TextStream, Ticket
 from windtunnel.recipe import UserError
 
 from .engine import NOTHING, Receipt
@@ -141,12 +141,7 @@ class Engines:
         return [self._received(place, one) for place, one in zip(self._places, found, strict=True)]
 
     def submit(
-        self,
-        jobs: Sequence[GenerationJob],
-        notify: Callable[[Ticket], None] | None = None,
-        *,
-        stream: bool = True,
-        bounded: bool = True,
+        self, jobs: Sequence[GenerationJob], notify: Notify | None = None, *, stream: bool = True, bounded: bool = True
     ) -> list[Ticket]:
         """Share jobs out over the engines. See `Generator`; answers come whole, and nothing limits their number."""
         if not self.alive:

@@ -69,7 +69,7 @@ class Link:
 
     def again(self, offer: Offer, engine: RemoteEngine) -> Receipt:
         """Have one engine receive the version that was sent last, from this host's memory."""
-        _prepared(offer, engine)
+        engine.prepare(offer.config, offer.tokens, offer.base)
         with self._alone, ThreadPoolExecutor(1) as pool:
             assert self._held.version == offer.version
             # The engine that is alone now was not in the old group, and the old group lacks it.
@@ -86,17 +86,13 @@ class Link:
 
     def _prepare(self, offer: Offer, engine: RemoteEngine) -> None:
         if engine not in self._joined:
-            _prepared(offer, engine)
+            engine.prepare(offer.config, offer.tokens, offer.base)
 
     def _invited(self, engines: Sequence[RemoteEngine]) -> Sequence[Invitation | None]:
         """Return what each engine is to join; None: it is in the group that there is."""
         if engines and list(engines) == self._joined:
             return [None] * len(engines)
         return self._sender.invite([self._workers] * len(engines))
-
-
-def _prepared(offer: Offer, engine: RemoteEngine) -> None:
-    engine.prepare(offer.config, offer.tokens, offer.base)
 
 
 def _received(offer: Offer, engine: RemoteEngine, invitation: Invitation | None) -> Receipt:

@@ -59,10 +59,6 @@ class EngineHost:
             ended=lambda why: self._news.put(("ended", f"{why} ({name} on {socket.gethostname()})")),
         )  # fmt: skip
 
-    def pid(self) -> int:
-        """Of the engine's process."""
-        return self._process.pid
-
     def news(self) -> list[tuple[Any, ...]]:
         """Return what was said since the last call; waits a little for something."""
         found = []
@@ -116,11 +112,6 @@ class PlacedEngine(RemoteEngine):
         )
         self._listener = threading.Thread(target=self._listen, name=f"{name}-listener", daemon=True)
         self._listener.start()
-
-    @property
-    def pid(self) -> int:
-        """Of the engine's process, on its node."""
-        return int(answer_of(self._actor.pid.remote(), f"{self._name}: its process", self._limit))
 
     def _ask(self, method: str, *arguments: Any) -> Any:
         asked = f"{self._name}: {WORDS[method].format(*arguments)}"

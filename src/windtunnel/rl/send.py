@@ -34,31 +34,17 @@ BUCKET_BYTES = 1 << 30
 POLL_SECONDS = 2e-4
 
 
-@dataclass(frozen=True)
-class Sent:
-    """How a version went to its engines."""
-
-    version: int
-    tensors: int
-    bytes: int
-    seconds: float
-
-
 @dataclass
 class _Progress:
-    """Of a version that is being sent: buckets, tensors and bytes so far, a digest of their names, and what failed first."""
+    """Of a version that is being sent: buckets so far, a digest of their tensors' names, and what failed first."""
 
     number: int = 0
-    tensors: int = 0
-    bytes: int = 0
     names: Any = field(default_factory=lambda: hashlib.blake2b(digest_size=16))
     failure: EngineFailed | None = None
 
     def add(self, bucket: dict[str, Tensor]) -> None:
         """Count a bucket."""
         self.number += 1
-        self.tensors += len(bucket)
-        self.bytes += sum(tensor.nbytes for tensor in bucket.values())
         self.names.update("\n".join(bucket).encode() + b"\n")
 
 
@@ -154,7 +140,7 @@ class WeightSender:
 
     def send(
         self, version: int, buckets: Iterable[dict[str, Tensor]], check: Callable[[], None] = nothing, held: Held | None = None
-    ) -> Sent:
+    ) -> None:
         """Send a version to the engines, which are receiving it.
 
         Args:
@@ -167,7 +153,6 @@ class WeightSender:
         Raises:
             EngineFailed: an engine did not take a bucket in time, or its connection broke.
         """
-        began = time.monotonic()
         self._forget()
         if held is not None:
             held.begin(version)
@@ -186,7 +171,6 @@ class WeightSender:
             self._turn += 1
         if way.failure is not None:
             raise way.failure
-        return Sent(version, way.tensors, way.bytes, time.monotonic() - began)
 
     def _pass_on(self, way: _Progress, bucket: dict[str, Tensor], check: Callable[[], None], held: Held | None) -> None:
         """Send a bucket, unless an engine has failed; and have it held."""

@@ -14,7 +14,7 @@ from windtunnel.train import HFJob, adapter_settings, adapter_tensors, hub_bucke
 
 from .canary import TOLERANCE, Canary, make_canary
 from .errors import StaleWeights
-from .send import Held, Sent, WeightSender
+from .send import Held, WeightSender
 from .snapshot import Publisher
 
 
@@ -105,7 +105,7 @@ def offer_weights(
 def send_weights(
     job: HFJob, sender: WeightSender | None, offer: Offer, *, dtype: torch.dtype, check: Callable[[], None] = nothing,
     held: Held | None = None,
-) -> Sent | None:  # fmt: skip
+) -> None:  # fmt: skip
     """Gather what was offered block by block, and send it to this rank's engines. All ranks must call it together.
 
     No rank ever has more than a block and two buckets whole. An engine that fails does not keep other ranks from gathering.
@@ -129,8 +129,8 @@ def send_weights(
         buckets = [adapter_tensors(job, dtype, job.ranks.device)]
     if sender is None:
         _drain(buckets)
-        return None
-    return sender.send(offer.version, buckets, check, held)
+    else:
+        sender.send(offer.version, buckets, check, held)
 
 
 def require_fresh(found: int, learner: int) -> None:

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from multiprocessing import Pipe
@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from windtunnel.generate import GenerationJob, NoText, Ticket, VLLMGenerator, open_vllm, told_version
+from windtunnel.generate import GenerationJob, NoText, Notify, Ticket, VLLMGenerator, open_vllm, told_version
 
 from .canary import Canary
 from .engine import NOTHING, Receipt, Scores, Serving, opened, require_canary
@@ -163,7 +163,7 @@ class VLLMEngine:
             raise StaleWeights("the engine has no weights yet")
         return Scores(self.version, self._score(tokens))
 
-    def submit(self, jobs: Sequence[GenerationJob], notify: Callable[[Ticket], None]) -> list[Ticket]:
+    def submit(self, jobs: Sequence[GenerationJob], notify: Notify) -> list[Ticket]:
         """Answer jobs; an engine that dies ends the process, so that they are asked again."""
         assert self._generator is not None
         if self.version == NOTHING:
