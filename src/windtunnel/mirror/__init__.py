@@ -9,14 +9,13 @@ from .store import Place, StoreError
 if TYPE_CHECKING:
     from .afar import ask_to_stop, is_trained, look, read_log, run_url, runs_in
     from .follow import Following, bring_run, newest_mirrored
-    from .lease import LEASE_SECONDS, Keeper, Lease, LeaseTaken
-    from .restore import fetch_run, restore_run
+    from .lease import Keeper, Lease, LeaseTaken
+    from .restore import fetch_run
     from .snapshot import newest_snapshot
     from .store import Store
     from .sync import STATE, Mirror, read_database
 
 __all__ = [
-    "LEASE_SECONDS",
     "STATE",
     "Following",
     "Keeper",
@@ -35,7 +34,6 @@ __all__ = [
     "newest_snapshot",
     "read_database",
     "read_log",
-    "restore_run",
     "run_url",
     "runs_in",
 ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,21 +10,18 @@ from pathlib import Path
 from windtunnel.recipe import UserError
 from windtunnel.run import LOG
 
-from .lease import LEASE_SECONDS, RENEWALS, STOP, newest
+from .lease import LEASE_SECONDS, RENEWALS, STOP, newest, watched
 from .restore import bring_files, require_snapshot
-from .snapshot import Snapshot
+from .snapshot import mirrored_runs
 from .store import Place, Store
 
 MARGIN_SECONDS = 5.0
-TICK = 1.0
 CHECKPOINTS = "checkpoints/"
 
 
 def runs_in(url: str) -> list[str]:
     """Return the names of the runs below a mirror of runs; '' where it is a run's own. Raises StoreError."""
-    keys = Store(Place.parse(url)).sizes("")
-    runs = {run for run, _, rest in (key.rpartition("snapshots/") for key in keys) if rest.endswith(".json") and _}
-    return sorted(run.rstrip("/") for run in runs)
+    return mirrored_runs(Store(Place.parse(url)))
 
 
 def look(url: str, root: Path) -> Path:
@@ -44,23 +40,20 @@ def read_log(url: str, place: Path) -> tuple[str, str]:
     """Return a run's name, and its log as the mirror has it. place: a folder for it. Raises UserError."""
     store = Store(Place.parse(url))
     found = require_snapshot(store)
-    run = bring_files(store, _only(found, LOG), place)
+    run = bring_files(store, replace(found, files={name: kept for name, kept in found.files.items() if name == LOG}), place)
     file = run / LOG
     return found.run, file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
 
 
-def is_trained(url: str, *, seconds: float = LEASE_SECONDS / RENEWALS + MARGIN_SECONDS) -> bool:
-    """Watch a run's lease for so long; return whether somebody renews it. No clocks are compared. Raises StoreError."""
+def is_trained(url: str) -> bool:
+    """Watch a run's lease until it must have been renewed; return whether it was. Raises StoreError."""
     store = Store(Place.parse(url))
     number, first = newest(store)
     if first is None or first.gone:
         return False
-    limit = time.monotonic() + seconds
-    while time.monotonic() < limit:
-        time.sleep(TICK)
-        now = newest(store)
-        if now != (number, first):
-            return now[1] is not None and not now[1].gone
+    for now, holder in watched(store, LEASE_SECONDS / RENEWALS + MARGIN_SECONDS):
+        if (now, holder) != (number, first):
+            return holder is not None and not holder.gone
     return False
 
 
@@ -84,17 +77,7 @@ def ask_to_stop(url: str, who: str, say: Callable[[str], None], *, seconds: floa
         return True
     store.put(STOP, json.dumps({"token": found.token, "text": f"windtunnel stop, by {who}"}).encode())
     say(f"asked {found.who} through {store.place} to save and end; it looks there every {LEASE_SECONDS / RENEWALS:.0f} s")
-    limit = time.monotonic() + seconds
-    while time.monotonic() < limit:
-        time.sleep(TICK)
-        now, holder = newest(store)
-        if now != number or holder is None or holder.gone:
-            return True
-    return False
-
-
-def _only(found: Snapshot, name: str) -> Snapshot:
-    return replace(found, files={path: kept for path, kept in found.files.items() if path == name})
+    return any(now != number or holder is None or holder.gone for now, holder in watched(store, seconds))
 
 
 def run_url(url: str) -> str:

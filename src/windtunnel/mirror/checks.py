@@ -34,7 +34,8 @@ def _mirror(context: Context, say: Say) -> Evidence:
         seconds = gib * GIB / up
         facts["checkpoint_seconds"] = seconds
         text += f"; a checkpoint of {gib:,.2f} GiB takes about {seconds:,.0f} s to get there"
-        _notice(found, seconds)
+        if (told := too_late(seconds, os.environ.get(NOTICE_VARIABLE, ""))) is not None:
+            found.warn(told)
     return found.evidence(text, facts)
 
 
@@ -78,12 +79,6 @@ def _room(found: Findings, place: Place, gib: float) -> None:
     if free < 2 * gib:
         what = f"{place} has {free:,.2f} GiB free; two checkpoints of {gib:,.2f} GiB are there for a moment"
         found.problem(what, "free space there, or name another store", shows="first checkpoint")
-
-
-def _notice(found: Findings, seconds: float) -> None:
-    """Warn where a machine that may be taken away gives less time than its last checkpoint needs."""
-    if (told := too_late(seconds, os.environ.get(NOTICE_VARIABLE, ""))) is not None:
-        found.warn(told)
 
 
 def _has_mirror(context: Context) -> bool:

@@ -41,7 +41,7 @@ class Following:
             [sys.executable, "-m", "windtunnel.mirror.process", str(run), str(self._place)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True,
         )  # fmt: skip
-        self._ready, self._told = threading.Event(), {"step": 0}
+        self._ready = threading.Event()
         self._refused: UserError | None = None
         self._waiting: str | None = None
         self._reader = threading.Thread(target=self._read, name="mirror", daemon=True)

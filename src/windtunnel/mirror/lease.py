@@ -13,7 +13,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ LEASE_SECONDS = 60.0
 """A holder that has not written for so long is gone."""
 RENEWALS = 4
 """In that time."""
-FOLDER = "lease"
+FOLDER, SPENT = "lease", "spent.json"
 STOP = "stop.json"
 """An object by which a run is asked to save and end: the token of the lease that is meant, and who asks."""
 
@@ -104,11 +104,11 @@ class Lease:
                         store.delete(_key(old))
                 return cls(store, number + 1, mine)
 
-    def renew(self, spent: Path | None = None, *, released: bool = False) -> None:
-        """Write it again, with what the run has spent.
+    def renew(self, run: Path | None = None, *, released: bool = False) -> None:
+        """Write it again.
 
         Args:
-            spent: the run's spent.json.
+            run: the folder of a run, whose spending is written too.
             released: let it go with that.
 
         Raises:
@@ -119,8 +119,7 @@ class Lease:
         number, found = newest(self._store)
         if number != self.number or (found is not None and found.token != self.token):
             raise LeaseTaken(f"{self._store.place}: {found.who if found else 'another process'} has taken this mirror over")
-        used = _spent(spent)
-        self._holder = replace(self._holder, beat=self._holder.beat + 1, released=released, **used)
+        self._holder = replace(self._holder, beat=self._holder.beat + 1, released=released, **_spent(run))
         self._store.put(_key(self.number), _dump(self._holder))
 
     def asked_to_stop(self) -> str | None:
@@ -136,10 +135,16 @@ class Lease:
             return str(told["text"])
         return None
 
-    def release(self, spent: Path | None = None) -> None:
-        """Let others have it. Raises StoreError."""
+    def before(self) -> Holder | None:
+        """Return what the holder before this one last wrote. Raises StoreError."""
+        with contextlib.suppress(ValueError, TypeError):
+            return Holder(**json.loads(self._store.get(_key(self.number - 1)) or b""))
+        return None
+
+    def release(self, run: Path | None = None) -> None:
+        """Let others have it; see `renew`. Raises StoreError."""
         with contextlib.suppress(LeaseTaken):
-            self.renew(spent, released=True)
+            self.renew(run, released=True)
 
 
 class Keeper:
@@ -176,7 +181,7 @@ class Keeper:
     def _work(self) -> None:
         while not self._closed.wait(self._period):
             try:
-                self._lease.renew(None if self._run is None else self._run / "spent.json")
+                self._lease.renew(self._run)
                 if self._run is not None and (asked := self._lease.asked_to_stop()) is not None:
                     write_atomic(self._run / STOP_FILE, asked + "\n")
                 self.failed = None
@@ -201,13 +206,18 @@ def newest(store: Store) -> tuple[int, Holder | None]:
         return number, Holder("damaged", "", "")  # written by another version, or cut short: watched like any other
 
 
-def _require_dead(store: Store, number: int, found: Holder, say: Callable[[str], None], seconds: float) -> None:
-    """Watch a lease until it has been still for `seconds`. Raises LeaseTaken once it changes."""
-    say(f"mirror: {found.who} has had {store.place}; waiting up to {seconds:.0f} s to see whether it still does")
+def watched(store: Store, seconds: float) -> Iterator[tuple[int, Holder | None]]:
+    """Yield the newest lease again and again, for so long; see `newest`. Raises StoreError."""
     limit = time.monotonic() + seconds
     while time.monotonic() < limit:
         time.sleep(min(1.0, seconds / 10))
-        now, seen = newest(store)
+        yield newest(store)
+
+
+def _require_dead(store: Store, number: int, found: Holder, say: Callable[[str], None], seconds: float) -> None:
+    """Watch a lease until it has been still for `seconds`. Raises LeaseTaken once it changes."""
+    say(f"mirror: {found.who} has had {store.place}; waiting up to {seconds:.0f} s to see whether it still does")
+    for now, seen in watched(store, seconds):
         if now != number or (seen is not None and seen != found and not seen.gone):
             who = seen.who if seen is not None else found.who
             raise LeaseTaken(
@@ -235,9 +245,9 @@ def _place() -> str:
         return uuid.uuid4().hex
 
 
-def _spent(path: Path | None) -> dict[str, Any]:
-    if path is not None:
+def _spent(run: Path | None) -> dict[str, Any]:
+    if run is not None:
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            told = json.loads(path.read_text(encoding="utf-8"))
+            told = json.loads((run / SPENT).read_text(encoding="utf-8"))
             return {"seconds": float(told["seconds"]), "dollars": float(told["dollars"])}
     return {}

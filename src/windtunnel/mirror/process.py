@@ -24,7 +24,7 @@ from windtunnel.run import NOTICE_VARIABLE, too_late
 
 from .lease import Keeper, Lease, LeaseTaken
 from .store import Place, Store, StoreError
-from .sync import STATE, Mirror, Report, require_same_history
+from .sync import STATE, Mirror, Report, read_state, require_same_history, time_of
 
 PERIOD = 30.0
 """Between passes; a new checkpoint begins one at once."""
@@ -56,12 +56,11 @@ class _Worker:
 
     def __init__(self, run: Path, store: Store) -> None:
         self._run, self._store = run, store
-        recorded = _recorded(run)
-        require_same_history(run, store, recorded)
+        require_same_history(run, store)
         self._lease = Lease.acquire(store, _say)
         self._keeper = Keeper(self._lease, run)
         self._state: dict[str, Any] = {
-            "place": str(store.place), "sessions": [*recorded.get("sessions", []), self._lease.token][-SESSIONS_KEPT:],
+            "place": str(store.place), "sessions": [*read_state(run).get("sessions", []), self._lease.token][-SESSIONS_KEPT:],
         }  # fmt: skip
         write_json(run / STATE, self._state)
         self._mirror = Mirror(run, store, self._lease, self._keeper)
@@ -77,7 +76,7 @@ class _Worker:
         finishing, seen, due = False, -1, 0.0
         while not finishing:
             finishing = _told_to_finish(LOOK)
-            newest = _stamp(self._run)
+            newest = time_of(self._run / "checkpoints")
             if finishing or time.monotonic() >= due or (newest != seen and self._failed is None):
                 seen = newest
                 if not self._pass():
@@ -173,7 +172,7 @@ class _Worker:
             time.sleep(self._between)
         self._keeper.close()
         try:
-            self._lease.release(self._run / "spent.json")
+            self._lease.release(self._run)
         except StoreError as error:
             _say(f"warn: {error.message}; another machine has to wait a minute before it can go on with the run")
         _tell(done=self._step)
@@ -185,22 +184,6 @@ class _Worker:
             write_json(self._run / STATE, self._state, durable=False)
         except OSError:  # a full disk costs the note, not the mirror
             return
-
-
-def _recorded(run: Path) -> dict[str, Any]:
-    try:
-        told: dict[str, Any] = json.loads((run / STATE).read_text(encoding="utf-8"))
-        return told
-    except (OSError, ValueError):
-        return {}
-
-
-def _stamp(run: Path) -> int:
-    """Return a number that changes when a checkpoint comes or goes."""
-    try:
-        return (run / "checkpoints").stat().st_mtime_ns
-    except OSError:
-        return 0
 
 
 def _told_to_finish(seconds: float) -> bool:

@@ -20,10 +20,10 @@ from windtunnel.files import write_json
 from windtunnel.recipe import UserError
 from windtunnel.run import is_live
 
-from .lease import LEASE_SECONDS, Holder, Keeper, Lease, newest
-from .snapshot import Block, Kept, Snapshot, local_path, newest_snapshot
+from .lease import SPENT, Holder, Keeper, Lease
+from .snapshot import Block, Kept, Snapshot, local_path, mirrored_runs, newest_snapshot
 from .store import Place, Store
-from .sync import STATE
+from .sync import STATE, read_state
 
 DOWNLOADS = 4
 SAY_SECONDS = 10.0
@@ -32,7 +32,7 @@ HALF = ".restoring"
 LEFT = ".left"
 
 
-def restore_run(url: str, root: Path, say: Callable[[str], None], *, seconds: float = LEASE_SECONDS, aside: bool = False) -> Path:
+def restore_run(url: str, root: Path, say: Callable[[str], None], *, aside: bool = False) -> Path:
     """Bring a run from its mirror to go on with it here, under its lease; returns its folder.
 
     A folder that is here already and is what the mirror holds, or newer, is left as it is.
@@ -41,7 +41,6 @@ def restore_run(url: str, root: Path, say: Callable[[str], None], *, seconds: fl
         url: of the run, such as s3://bucket/folder/charlm-20260101-000000.
         root: the folder of runs here.
         say: told how far it is.
-        seconds: how long to watch whether another machine still trains it.
         aside: a folder here that is another state of the run, left behind when another machine went on, is moved out of the way.
 
     Raises:
@@ -52,13 +51,12 @@ def restore_run(url: str, root: Path, say: Callable[[str], None], *, seconds: fl
     folder = root / found.run
     if folder.exists() and _is_of(folder, found, say, aside=aside):
         return folder
-    lease = Lease.acquire(store, say, seconds=seconds)
-    keeper = Keeper(lease, seconds=seconds)
+    lease = Lease.acquire(store, say)
+    keeper = Keeper(lease)
     try:
-        _, holder = newest(store)
         found = require_snapshot(store)  # its last holder may have written another one meanwhile
         restored = _bring(store, found, folder, say)
-        _count_lost_time(restored, holder, store, lease)
+        _count_lost_time(restored, lease.before())
         write_json(restored / STATE, {"place": str(store.place), "sessions": [found.session]})
         _put_in_place(restored, folder)
     finally:
@@ -110,8 +108,7 @@ def require_snapshot(store: Store) -> Snapshot:
     """Return the newest state of a run in its mirror. Raises UserError where there is none."""
     found = newest_snapshot(store)
     if found is None:
-        inner = sorted({key.partition("/")[0] for key in store.sizes("") if "/snapshots/" in f"/{key}"} - {"snapshots"})
-        runs = ", ".join(f"{store.place}/{name}" for name in inner[:5])
+        runs = ", ".join(f"{store.place}/{name}" for name in [name for name in mirrored_runs(store) if name][:5])
         fix = f"the runs there: {runs}" if runs else "name the run's own folder: the mirror's address and the run's name"
         raise UserError(f"{store.place} holds no run", fix)
     return found[1]
@@ -123,19 +120,14 @@ def newest_run_in(url: str, recipe: str) -> str | None:
     Raises:
         StoreError: the store cannot be listed.
     """
-    keys = Store(Place.parse(url)).sizes("")
-    runs = {run for run, _, rest in (key.partition("/") for key in keys) if rest.startswith("snapshots/")}
-    mine = {run: made[1] for run in runs if (made := re.fullmatch(re.escape(recipe) + r"(?:-.+?)?-(\d{8}-\d{6}(?:-\d+)?)", run))}
+    pattern = re.compile(re.escape(recipe) + r"(?:-[^/]+?)?-(\d{8}-\d{6}(?:-\d+)?)")
+    mine = {run: made[1] for run in mirrored_runs(Store(Place.parse(url))) if (made := pattern.fullmatch(run))}
     return max(mine, key=lambda run: mine[run], default=None)
 
 
 def _is_of(folder: Path, found: Snapshot, say: Callable[[str], None], *, aside: bool) -> bool:
     """Whether the run's folder here is the one that the mirror was made of, so that it is at least as new. Raises UserError."""
-    try:
-        sessions = json.loads((folder / STATE).read_text(encoding="utf-8"))["sessions"]
-    except (OSError, ValueError, KeyError):
-        sessions = []
-    if found.session in sessions:
+    if found.session in read_state(folder).get("sessions", ()):
         say(f"mirror: {folder} is here already, and is what the mirror was made of")
         return True
     if aside and not is_live(folder):
@@ -215,22 +207,13 @@ def _require_room(folder: Path, needed: int) -> None:
         )
 
 
-def _count_lost_time(folder: Path, last: Holder | None, store: Store, lease: Lease) -> None:
+def _count_lost_time(folder: Path, holder: Holder | None) -> None:
     """Count what the last machine had spent when it was last heard of: that money is gone, even if its work is."""
-    holder = _before(store, lease) or last
-    path = folder / "spent.json"
+    path = folder / SPENT
     with contextlib.suppress(OSError, ValueError):
         told = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"seconds": 0.0, "dollars": 0.0}
         if holder is not None and holder.seconds > told["seconds"]:
             write_json(path, {"seconds": holder.seconds, "dollars": max(holder.dollars, told["dollars"])})
-
-
-def _before(store: Store, lease: Lease) -> Holder | None:
-    """Return what the holder before this one last wrote."""
-    data = store.get(f"lease/{lease.number - 1:08d}.json")
-    with contextlib.suppress(ValueError, TypeError):
-        return Holder(**json.loads(data)) if data else None
-    return None
 
 
 def main() -> int:

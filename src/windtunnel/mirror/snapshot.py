@@ -74,11 +74,6 @@ class Snapshot:
     files: dict[str, Kept]
     created: float = field(default_factory=time.time)
 
-    @property
-    def size(self) -> int:
-        """Bytes of all files."""
-        return sum(kept.size for kept in self.files.values())
-
     def blocks(self) -> Iterator[Block]:
         """Yield the blocks of all files; those that several share more than once."""
         for kept in self.files.values():
@@ -123,6 +118,12 @@ def snapshot_keys(store: Store) -> list[str]:
     return sorted(key for key in store.sizes(SNAPSHOTS) if key.endswith(".json"))
 
 
+def mirrored_runs(store: Store) -> list[str]:
+    """Return the names of the runs below a store's place; '' is a run that is mirrored to the place itself. Raises StoreError."""
+    found = (key.rpartition(f"{SNAPSHOTS}/") for key in store.sizes(""))
+    return sorted({run.rstrip("/") for run, folder, name in found if folder and name.endswith(".json")})
+
+
 def newest_snapshot(store: Store) -> tuple[str, Snapshot] | None:
     """Return the newest snapshot that reads well, with its key; None where there is none. Raises StoreError."""
     for key in reversed(snapshot_keys(store)):
@@ -137,11 +138,6 @@ def cut(data: bytes, size: int) -> Iterator[bytes]:
     """Yield bytes in pieces of a size; the last may be shorter."""
     for start in range(0, len(data), size):
         yield data[start : start + size]
-
-
-def kept_of(data: bytes, blocks: Iterable[Block]) -> Kept:
-    """Return how a small file is kept, given its bytes."""
-    return Kept(len(data), xxhash.xxh3_128_hexdigest(data), tuple(blocks))
 
 
 def remove_unused(store: Store, snapshots: Iterable[Snapshot], there: Iterable[str]) -> list[str]:

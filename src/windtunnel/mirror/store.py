@@ -96,16 +96,6 @@ class Place:
     def __truediv__(self, name: str) -> Place:
         return Place(self.scheme, f"{self.path}/{name}")
 
-    @property
-    def name(self) -> str:
-        """The last part of the path."""
-        return self.path.rpartition("/")[2]
-
-    @property
-    def parent(self) -> Place:
-        """The place without the last part of the path."""
-        return Place(self.scheme, self.path.rpartition("/")[0])
-
     def __str__(self) -> str:
         return f"{self.scheme}://{self.path}"
 
@@ -152,8 +142,9 @@ class Store:
             if not isinstance(error.__context__, OSError):
                 raise
             # Whoever answered last decides: a time-out may have hidden a success, a conflict a failure.
-            found = self.get(key)
-            return found == data if found is not None else _again(error)
+            if (found := self.get(key)) is None:
+                raise
+            return found == data
         return self.get(key) == data
 
     def get(self, key: str) -> bytes | None:
@@ -246,14 +237,10 @@ class Store:
             raise _Exists(f"{self.place}/{key} is there already") from None
         except Exception as error:
             if isinstance(error, FileNotFoundError) and what != "write":
-                self._require_bucket(error)
+                if _NO_BUCKET.search(str(error)):
+                    raise self._told("reach", error) from error
                 raise _Missing(f"there is no {self.place}/{key}") from None
             raise self._told(what, error) from error
-
-    def _require_bucket(self, error: Exception) -> None:
-        """Raise StoreError where it is the bucket that is missing."""
-        if _NO_BUCKET.search(str(error)):
-            raise self._told("reach", error) from error
 
     def _connected(self) -> Any:
         if self._system is None and self.place.scheme == "sftp":
@@ -301,10 +288,6 @@ class _Missing(StoreError):
 
 class _Exists(StoreError):
     """There is such an object already."""
-
-
-def _again(error: StoreError) -> bool:
-    raise error
 
 
 def _brief(error: Exception) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,6 @@ from .snapshot import (
     Kept,
     Snapshot,
     cut,
-    kept_of,
     newest_snapshot,
     remove_unused,
     snapshot_key,
@@ -188,7 +188,7 @@ class Mirror:
             stamp = (found.st_size, found.st_mtime_ns)
             name = str(path)
             if path.suffix == ".sqlite":  # what is new may be in its WAL alone
-                stamp = (stamp[0], max(stamp[1], _time_of(path.with_name(f"{path.name}-wal"))))
+                stamp = (stamp[0], max(stamp[1], time_of(path.with_name(f"{path.name}-wal"))))
             known = self._stamps.get(name)
             if known is not None and known[0] == stamp:
                 return known[1]
@@ -196,7 +196,7 @@ class Mirror:
         except FileNotFoundError:
             raise Vanished from None
         self._keeper.require()
-        kept = kept_of(data, [self._send(piece) for piece in cut(data, STATE_BLOCK_BYTES)])
+        kept = Kept(len(data), Block.of(data).name, tuple(self._send(piece) for piece in cut(data, STATE_BLOCK_BYTES)))
         self._stamps[name] = stamp, kept
         return kept
 
@@ -267,20 +267,25 @@ def _state_files(run: Path) -> Iterator[Path]:
                 yield Path(folder) / name
 
 
-def _time_of(path: Path) -> int:
+def time_of(path: Path) -> int:
+    """Return when a file, or what is in a folder, has changed, in nanoseconds; 0: it is not there."""
     try:
         return path.stat().st_mtime_ns
     except OSError:
         return 0
 
 
-def require_same_history(run: Path, store: Store, recorded: Mapping[str, Any]) -> None:
-    """Refuse to write an older state of a run over a newer one that another machine has brought to the mirror.
+def read_state(run: Path) -> dict[str, Any]:
+    """Return what a run's folder says of its mirror: among it the sessions that wrote or restored it; {}: nothing."""
+    try:
+        told: dict[str, Any] = json.loads((run / STATE).read_text(encoding="utf-8"))
+        return told
+    except (OSError, ValueError):
+        return {}
 
-    Args:
-        run: the folder here.
-        store: of the mirror.
-        recorded: what `mirror.json` of the run's folder says: which session wrote or restored it last.
+
+def require_same_history(run: Path, store: Store) -> None:
+    """Refuse to write an older state of a run over a newer one that another machine has brought to the mirror.
 
     Raises:
         UserError: the mirror's newest snapshot was written by a session that this folder knows nothing of.
@@ -289,7 +294,7 @@ def require_same_history(run: Path, store: Store, recorded: Mapping[str, Any]) -
     found = newest_snapshot(store)
     if found is None:
         return
-    if found[1].session not in recorded.get("sessions", ()):
+    if found[1].session not in read_state(run).get("sessions", ()):
         raise UserError(
             f"{store.place} holds a newer state of {run.name}, which another machine brought there: step {found[1].step:,}",
             f"go on from there: windtunnel train --resume {store.place} (after moving {run} out of the way)",
