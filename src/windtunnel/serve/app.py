@@ -66,12 +66,11 @@ def create_app(generator: Generator, *, model: str, limits: Serve, access: Acces
     _add_pages(app, generator, metrics, access.token is not None)
 
     async def answered(request: Request, kind: type[CompletionRequest] | type[ChatRequest]) -> Response:
-        record = metrics.start()
+        record = Record(metrics)
         try:
             parsed = parse_request(kind, await read_body(request, max_body))
             if parsed.model != model:
-                message = f"the model {parsed.model!r} does not exist; this server has {model!r}"
-                raise APIError(404, message, param="model", code="model_not_found")
+                raise _no_such_model(parsed.model, model)
             prepared = await asyncio.to_thread(prepare, parsed, generator, limits)
             run = Run(generator, hub(), prepared.jobs, parsed.stream)
             answer = (ChatAnswer if kind is ChatRequest else Answer)(prepared, run, model)
@@ -146,6 +145,11 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
+def _no_such_model(asked: str, there: str) -> APIError:
+    words = f"the model {asked!r} does not exist; this server has {there!r}"
+    return APIError(404, words, param="model", code="model_not_found")
+
+
 def _add_models(app: FastAPI, card: dict[str, Any]) -> None:
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -155,10 +159,7 @@ def _add_models(app: FastAPI, card: dict[str, Any]) -> None:
     async def one_model(name: str) -> Response:
         if name == card["id"]:
             return JSONResponse(card)
-        error = APIError(
-            404, f"the model {name[:200]!r} does not exist; this server has {card['id']!r}", param="model", code="model_not_found"
-        )
-        return error_response(error)
+        return error_response(_no_such_model(name[:200], card["id"]))
 
 
 def _add_pages(app: FastAPI, generator: Generator, metrics: ServerMetrics, needs_token: bool) -> None:

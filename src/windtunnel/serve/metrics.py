@@ -28,17 +28,13 @@ class ServerMetrics:
         )
         self.registry.register(GeneratorCollector(generator))
 
-    def start(self) -> Record:
-        """Note that a request has come in; its record is told what follows."""
-        return Record(self)
-
     def text(self) -> bytes:
         """Prometheus's text format."""
         return generate_latest(self.registry)
 
 
 class Record:
-    """One request's times; each is recorded once."""
+    """One request's times from now on; each is recorded once."""
 
     def __init__(self, metrics: ServerMetrics) -> None:
         self._metrics, self._started = metrics, time.monotonic()
