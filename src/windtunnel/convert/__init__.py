@@ -8,9 +8,8 @@ if TYPE_CHECKING:
     from .decode import encode_blocks
     from .entries import Choice, parse_layers
     from .experts import block_of_experts, has_coded_experts, load_experts, weights_beside_experts
-    from .job import REPORT, Converted, convert_folder
+    from .job import REPORT, convert_folder
     from .megatron import (
-        MEGATRON_FAMILIES,
         Parameter,
         Ranks,
         from_slices,
@@ -26,10 +25,8 @@ if TYPE_CHECKING:
     from .work import decoded_heads, decoded_weights, is_coded
 
 __all__ = [
-    "MEGATRON_FAMILIES",
     "REPORT",
     "Choice",
-    "Converted",
     "Parameter",
     "Ranks",
     "Verified",

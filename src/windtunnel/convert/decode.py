@@ -43,6 +43,11 @@ def scale_values(stored: Tensor) -> Tensor:
     return (stored.view(torch.float8_e8m0fnu) if stored.dtype == torch.uint8 else stored).float()
 
 
+def grid_of(rows: int, columns: int, block: tuple[int, int]) -> tuple[int, int]:
+    """Return how many blocks a matrix has below and beside each other."""
+    return -(-rows // block[0]), -(-columns // block[1])
+
+
 class Decoder:
     """Decodes rows of matrices, with buffers that are used again and again; one for each thread.
 
@@ -176,7 +181,7 @@ def encode_blocks(weight: Tensor, block: tuple[int, int]) -> tuple[Tensor, Tenso
         block: rows and columns that share a scale.
     """
     rows, columns = weight.shape
-    grid = (-(-rows // block[0]), -(-columns // block[1]))
+    grid = grid_of(rows, columns, block)
     padded = torch.zeros(grid[0] * block[0], grid[1] * block[1], device=weight.device)
     padded[:rows, :columns] = weight
     tiles = padded.view(grid[0], block[0], grid[1], block[1])

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from windtunnel.model import FETCH_AGAIN, Stored, StoredModel
 from windtunnel.recipe import UserError
 
-from .decode import CODINGS, Coding
+from .decode import CODINGS, Coding, grid_of
 from .quantization import ACTIVATIONS, PACKED, Said, check_method, read_said
 
 To = Literal["bf16", "fp8"]
@@ -64,6 +64,17 @@ class Entry:
     columns: int = 1
     block: tuple[int, int] = BLOCK
     transposed: bool = False
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of blocks in a matrix, the last ones perhaps cut off."""
+        return grid_of(self.rows, self.columns, self.block)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row of codes."""
+        assert self.coding is not None
+        return self.columns // self.coding.per_byte
 
 
 @dataclass(frozen=True)
@@ -245,14 +256,14 @@ def _block(
     if coding.name == "e2m1":
         raise _misfit(source, weight, scale, f"{list(groups)}, one for {GROUP} weights")
     for block in said.blocks or (BLOCK,):
-        if len(shape) > 1 and grid == (*leading, -(-rows // block[0]), -(-columns // block[1])):
+        if len(shape) > 1 and grid == (*leading, *grid_of(rows, columns, block)):
             return block
     if said.by_row and (grid == (*leading, 1, 1) or (math.prod(grid) == 1 and not leading)):
         return (max(1, rows), max(1, columns))
     if said.by_row and grid in ((*leading, rows, 1), (*leading, rows)) and len(shape) > 1:
         return (1, max(1, columns))
     block = (*said.blocks, BLOCK)[0]
-    wanted = [*leading, -(-rows // block[0]), -(-columns // block[1])]
+    wanted = [*leading, *grid_of(rows, columns, block)]
     rest = f"; or {[*leading, rows, 1]}, one for each row; or one for the tensor" if said.by_row else ""
     raise _misfit(source, weight, scale, f"{wanted}, one for {block[0]} x {block[1]} weights{rest}")
 
@@ -279,7 +290,7 @@ def _is_linear(tensor: Stored) -> bool:
 
 def _encoded(tensor: Stored, name: str) -> Entry:
     rows, columns = tensor.shape
-    grid = (-(-rows // BLOCK[0]), -(-columns // BLOCK[1]))
+    grid = grid_of(rows, columns, BLOCK)
     weight = Output(name, "F8_E4M3", tensor.shape, rows * columns)
     scale = Output(f"{name}_scale_inv", "F32", grid, 4 * math.prod(grid))
     return Entry((weight, scale), "encode", tensor, None, CODINGS["e4m3"], 1, rows, columns)

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -48,8 +47,7 @@ class StoredFP8:
             self.names = list(self._plain)
             return
         source = read_stored(folder)
-        self._files = Files(folder)
-        self._files.open(source.stamps)
+        self._files = Files(folder, source.stamps)
         self._entries = {entry.outputs[0].name: entry for entry in make_entries(source, Choice())[0]}
         self.names = list(self._entries)
         first = next((e for name, e in self._entries.items() if e.kind == "decode" and ".experts." in name), None)
@@ -77,11 +75,8 @@ class StoredFP8:
             raise self._otherwise(name, "in a way of its own" if entry is None else f"as {entry.weight.dtype}")
         if entry.block != self.block:
             raise self._otherwise(name, f"with a scale for each {entry.block[0]} x {entry.block[1]} weights")
-        held = np.empty(entry.weight.bytes, np.uint8)
-        self._files.read(entry.weight, 0, held)
-        grid = (-(-entry.rows // self.block[0]), -(-entry.columns // self.block[1]))
-        scale = scale_values(self._files.tensor(entry.scale)).reshape(grid)
-        return torch.from_numpy(held).view(E4M3).view(entry.rows, entry.columns), scale
+        codes = self._files.bytes_of(entry.weight, 0, entry.weight.bytes).view(E4M3).view(entry.rows, entry.columns)
+        return codes, scale_values(self._files.tensor(entry.scale)).reshape(entry.grid)
 
     def _otherwise(self, name: str, how: str) -> UserError:
         return UserError(

@@ -116,8 +116,7 @@ class ShardWriter:
         todo = [shard for shard in self._shards if not shard.made]
         for shard in todo:
             shard.waiting = len(shard.entries)
-        with Files(self._source.folder) as files:
-            files.open(sorted(self._source.stamps))
+        with Files(self._source.folder, sorted(self._source.stamps)) as files:
             self._each(_order(todo, len(self._devices)), lambda device: self._converter(files, device))
 
     def _converter(self, files: Files, device: torch.device) -> Callable[[tuple[Shard, int]], None]:

@@ -6,17 +6,17 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from windtunnel.model import Stored, StoredModel, read_stored
+from windtunnel.model import StoredModel, read_stored
 from windtunnel.recipe import GateFailed
 
 from .decode import reference, scale_values
 from .entries import Choice, Entry, make_entries
 from .work import Files
 
+SEED = 0
+"""Chooses what is compared."""
 ROWS = 256
 """Rows of a matrix that are compared at most: its first, its last and some between."""
 
@@ -29,9 +29,7 @@ class Verified:
     weights: int
 
 
-def verify_folder(
-    source: Path | str, to: Path | str, choice: Choice | None = None, *, samples: int = 64, seed: int = 0
-) -> Verified:
+def verify_folder(source: Path | str, to: Path | str, choice: Choice | None = None, *, samples: int = 64) -> Verified:
     """Compare a finished conversion to bf16 with the formula in fp32, which shares no operation with what made it.
 
     Args:
@@ -39,7 +37,6 @@ def verify_folder(
         to: the folder that was written.
         choice: as it was converted.
         samples: decoded tensors that are compared, and as many of those that were copied.
-        seed: chooses them.
 
     Raises:
         GateFailed: something differs; the message names it.
@@ -55,13 +52,11 @@ def verify_folder(
     chosen: list[Entry] = []
     for kind in ("decode", "copy"):
         some = [entry for entry in entries if entry.kind == kind]
-        chosen += random.Random(seed).sample(some, min(samples, len(some)))
+        chosen += random.Random(SEED).sample(some, min(samples, len(some)))
     weights = 0
-    with Files(read.folder) as before, Files(made.folder) as after:
-        before.open(read.stamps)
-        after.open(made.stamps)
+    with Files(read.folder, read.stamps) as before, Files(made.folder, made.stamps) as after:
         for entry in chosen:
-            weights += _compare(entry, made, before, after, random.Random(seed))
+            weights += _compare(entry, made, before, after, random.Random(SEED))
     return Verified(len(chosen), weights)
 
 
@@ -76,27 +71,24 @@ def _compare(entry: Entry, made: StoredModel, before: Files, after: Files, rng: 
     if entry.kind == "copy":
         for start in range(0, stored.bytes, 1 << 24):
             size = min(1 << 24, stored.bytes - start)
-            if not torch.equal(_bytes(before, entry.weight, start, size), _bytes(after, stored, start, size)):
+            if not torch.equal(before.bytes_of(entry.weight, start, size), after.bytes_of(stored, start, size)):
                 raise _differs(made, name, "is not what it was")
         return entry.weight.bytes
     assert entry.scale is not None
     assert entry.coding is not None
-    grid = (-(-entry.rows // entry.block[0]), -(-entry.columns // entry.block[1]))
-    scale = scale_values(before.tensor(entry.scale)).reshape(entry.matrices, *grid)
-    width = entry.columns // entry.coding.per_byte
-    weights = 0
+    scale = scale_values(before.tensor(entry.scale)).reshape(entry.matrices, *entry.grid)
+    width, weights = entry.row_bytes, 0
     for matrix in sorted(rng.sample(range(entry.matrices), min(4, entry.matrices))):
-        for band in _bands(entry, rng):
-            first, rows = band
-            codes = _bytes(before, entry.weight, (matrix * entry.rows + first) * width, rows * width).view(rows, width)
+        for first, rows in _bands(entry, rng):
+            codes = before.bytes_of(entry.weight, (matrix * entry.rows + first) * width, rows * width).view(rows, width)
             block_row = first // entry.block[0]
             wanted = reference(codes, entry.coding, scale[matrix][block_row:], entry.block)
             if entry.transposed:
-                whole = _bytes(after, stored, 2 * matrix * entry.rows * entry.columns, 2 * entry.rows * entry.columns)
+                whole = after.bytes_of(stored, 2 * matrix * entry.rows * entry.columns, 2 * entry.rows * entry.columns)
                 found = whole.view(torch.int16).view(entry.columns, entry.rows)[:, first : first + rows].T
             else:
                 place = 2 * (matrix * entry.rows + first) * entry.columns
-                found = _bytes(after, stored, place, wanted.nbytes).view(torch.int16).view(rows, entry.columns)
+                found = after.bytes_of(stored, place, wanted.nbytes).view(torch.int16).view(rows, entry.columns)
             if not torch.equal(found, wanted.view(torch.int16)):
                 raise _differs(made, name, f"differs from fp32(code) * scale in rows {first}-{first + rows - 1}")
             weights += wanted.numel()
@@ -109,9 +101,3 @@ def _bands(entry: Entry, rng: random.Random) -> list[tuple[int, int]]:
     starts = list(range(0, entry.rows, step))
     some = {starts[0], starts[-1], *rng.sample(starts, min(len(starts), max(1, ROWS // step)))} if starts else set()
     return [(start, min(step, entry.rows - start)) for start in sorted(some)]
-
-
-def _bytes(files: Files, tensor: Stored, offset: int, count: int) -> Tensor:
-    held = np.empty(count, np.uint8)
-    files.read(tensor, offset, held)
-    return torch.from_numpy(held)

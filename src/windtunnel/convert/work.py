@@ -7,6 +7,7 @@ says: any number of workers, and any device, make the same file.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import weakref
 from collections.abc import Callable, Iterable
@@ -50,29 +51,25 @@ class Stopped(Exception):
 
 
 class Files:
-    """The source's files, opened once and read at offsets, by any number of threads."""
+    """Files of a folder, opened once and read at offsets, by any number of threads. Raises UserError where one cannot be."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, names: Iterable[str]) -> None:
         self._folder = folder
         self._numbers: dict[str, int] = {}
-        self._open = contextlib.ExitStack()
-        self._ended = weakref.finalize(self, self._open.close)  # where nobody does
+        opened = contextlib.ExitStack()
+        self._ended = weakref.finalize(self, opened.close)  # where nobody does
+        for name in names:
+            try:
+                self._numbers[name] = os.open(folder / name, os.O_RDONLY)
+            except OSError as error:
+                raise UserError(f"{folder / name} cannot be read: {error.strerror}", "look at its permissions") from None
+            opened.callback(os.close, self._numbers[name])
 
     def __enter__(self) -> Files:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ended()
-
-    def open(self, names: Iterable[str]) -> None:
-        """Open files by name; before threads begin."""
-        for name in names:
-            try:
-                number = os.open(self._folder / name, os.O_RDONLY)
-            except OSError as error:
-                raise UserError(f"{self._folder / name} cannot be read: {error.strerror}", "look at its permissions") from None
-            self._numbers[name] = number
-            self._open.callback(os.close, number)
 
     def read(self, tensor: Stored, offset: int, into: np.ndarray) -> None:
         """Fill `into` (uint8) with a tensor's bytes from an offset on."""
@@ -87,11 +84,15 @@ class Files:
                 raise UserError(f"{self._folder / tensor.file} became shorter while it was read", "let nothing else write there")
             done += got
 
+    def bytes_of(self, tensor: Stored, offset: int, count: int) -> Tensor:
+        """Return some of a tensor's bytes (count,) uint8."""
+        held = np.empty(count, np.uint8)
+        self.read(tensor, offset, held)
+        return torch.from_numpy(held)
+
     def tensor(self, stored: Stored) -> Tensor:
         """Return a whole tensor, which must be small, with its own type; bytes as uint8."""
-        held = np.empty(stored.bytes, np.uint8)
-        self.read(stored, 0, held)
-        return torch.from_numpy(held).view(TYPES[stored.dtype]).view(stored.shape)
+        return self.bytes_of(stored, 0, stored.bytes).view(TYPES[stored.dtype]).view(stored.shape)
 
 
 @dataclass
@@ -206,8 +207,7 @@ class Worker:
     def _decode(self, entry: Entry, write: Write, before: Measured, after: Measured) -> None:
         assert entry.scale is not None
         assert entry.coding is not None
-        scale = self._scale(entry)
-        width = entry.columns // entry.coding.per_byte
+        scale, width = self._scale(entry), entry.row_bytes
         step = max(1, self._band // max(1, width)) if not entry.transposed else entry.rows
         offset = 0
         for matrix in range(entry.matrices):
@@ -244,8 +244,7 @@ class Worker:
         assert entry.scale is not None
         stored = self._files.tensor(entry.scale)
         self._scale_bytes = stored.contiguous().view(-1).view(torch.uint8).numpy()
-        grid = (-(-entry.rows // entry.block[0]), -(-entry.columns // entry.block[1]))
-        return scale_values(stored).reshape(entry.matrices, *grid).to(self._device)
+        return scale_values(stored).reshape(entry.matrices, *entry.grid).to(self._device)
 
     def _encode(self, entry: Entry, write: list[Write], before: Measured, after: list[Measured]) -> dict[str, Any]:
         """Write fp8 codes and their scales; returns how far they are from the weights."""
@@ -301,8 +300,6 @@ def _before(entry: Entry, measured: Measured) -> dict[str, Any]:
 
 def header_of(outputs: list[Output]) -> bytes:
     """Return the first bytes of a file that holds these tensors one after the other."""
-    import json
-
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for output in outputs:
@@ -325,9 +322,7 @@ def decoded_weights(folder: Path) -> dict[str, Callable[[], Tensor]]:
     if not is_coded(folder):
         return model.open_weights(folder)
     source = read_stored(folder)
-    files = Files(folder)
-    files.open(source.stamps)
-    worker = Worker(files, torch.device("cpu"), lambda: False, lambda count: None)
+    worker = Worker(Files(folder, source.stamps), torch.device("cpu"), lambda: False, lambda count: None)
 
     def read(entry: Entry) -> Tensor:
         made = torch.empty(entry.outputs[0].bytes, dtype=torch.uint8)
