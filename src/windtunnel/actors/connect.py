@@ -80,6 +80,7 @@ def joined() -> Joined | None:
         return None
     content = loads(told)
     found = Joined(**content | {"judges": tuple(content["judges"])})
+    # Here, not at first use: a cluster that is gone should end a process before it has loaded anything.
     _connect(found.address, found.namespace)
     return found
 
@@ -105,6 +106,7 @@ def join(namespace: str) -> Iterator[str]:
     _settle_token(address)
     import ray
 
+    # Named, then running, then one of its own: nobody has to say that a laptop is a cluster of one.
     given = address or _running()
     _connect(given if given != "local" else None, namespace)
     try:
@@ -129,6 +131,7 @@ def require_ray() -> str:
         raise UserError(
             "stages.rl.placement is ray, and Ray is not installed here", "pip install 'windtunnel[ray]', on every node"
         ) from None
+    # What is used of Ray is partly its own: another major version may have it elsewhere, and fail in the middle of a run.
     if version not in SpecifierSet(VERSIONS):
         raise UserError(
             f"Ray {version} is installed, and this package works with ray{VERSIONS}",
@@ -153,6 +156,7 @@ def _connect(address: str | None, namespace: str) -> None:
         )  # fmt: skip
     except (RuntimeError, ConnectionError, ValueError, TimeoutError) as error:
         what = " ".join(str(error).split())[:400]
+        # Ray tells of all failures in one kind of error; this one has a remedy of its own.
         other = "Version mismatch" in what
         fix = "install the same Ray and Python on every node" if other else "see that `ray status` works on this machine"
         raise UserError(f"the Ray cluster at {address or 'this machine'} cannot be used: {what}", fix) from None
@@ -173,10 +177,12 @@ def _shorten() -> None:
     def tell(data: Mapping[str, Any], ignore_prefix: bool) -> None:
         for text in data["lines"]:
             first = next((line.strip() for line in str(text).splitlines() if line.strip()), "")[:LINE]
+            # A node that is lost is told of by each of its processes.
             if first and first not in said:
                 said.add(first)
                 print(f"Ray: {first}", file=sys.stderr, flush=True)
 
+    # A name that Ray may give up; then its own lines appear, and nothing else changes.
     if hasattr(worker, "print_to_stdstream"):
         worker.print_to_stdstream = tell
 
@@ -195,6 +201,7 @@ def _require_reachable(address: str) -> None:
             f"{ADDRESS}={address} is an address of Ray Client, through which nothing can be placed",
             f"the head node's own address, such as {ADDRESS}={address.removeprefix('ray://').rpartition(':')[0] or 'HEAD'}:6379",
         )
+    # A plain connection first: its failure says at once what is wrong.
     host, _, port = address.rpartition("://")[2].rpartition(":")
     try:
         with socket.create_connection((host or "127.0.0.1", int(port)), timeout=REACH_SECONDS) as there:
@@ -227,6 +234,7 @@ def _settle_token(address: str | None) -> None:
     if AUTHENTICATION in os.environ or address == "local" or not Path(TOKEN).expanduser().is_file():
         return
     given = [] if address in (None, "", "auto") else [str(address).rpartition("://")[2]]
+    # A cluster that does not answer is told of later, in the words of whoever connects.
     with contextlib.suppress(subprocess.TimeoutExpired):
         done = subprocess.run(
             [sys.executable, "-c", ASK, *given], env={**os.environ, AUTHENTICATION: "disabled"},

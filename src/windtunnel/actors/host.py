@@ -50,6 +50,7 @@ class Hosted:
         self._folder = tempfile.TemporaryDirectory(prefix="windtunnel-rank-")
         self._watch = watch
         self._lines: deque[tuple[bool, str]] = deque(maxlen=MOST_LINES)
+        # Ray's own variables of this job would make the process connect to it as if it were an actor.
         own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_JOB")}
         self._process = subprocess.Popen(
             list(command), env={**own, **environment, folder_key: self._folder.name}, stdin=subprocess.DEVNULL,
@@ -66,6 +67,7 @@ class Hosted:
     def look(self) -> Look:
         """Return how it is."""
         code = self._process.poll()
+        # What it said last is still in the pipes when it has ended; a child of its own may keep them open for ever.
         if code is not None:
             for reader in self._readers:
                 reader.join(1.0)
@@ -87,9 +89,11 @@ class Hosted:
     def end(self) -> None:
         """End it with all that it started in its session."""
         with contextlib.suppress(ProcessLookupError):
+            # Its session: compilers and data workers would go on, and keep the GPU.
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     def _read(self, stream: Any, error: bool) -> None:
         for line in stream:
+            # Bounded: a process that prints more than anybody fetches loses its oldest lines, and no memory.
             self._lines.append((error, line))

@@ -77,6 +77,7 @@ class Placed:
 
 def nodes_of() -> list[Node]:
     """Return the nodes that are alive; one whose raylet was killed is none, though Ray takes many seconds to notice."""
+    # Ray tells of a lost raylet late: who placed actors there in the meantime would wait for them in vain.
     return [node for node, port in _known() if not _refuses(node.address, port)]
 
 
@@ -141,6 +142,7 @@ def place(name: str, wanted: Wanted, say: Callable[[str], None], seconds: float 
     """
     from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
+    # PACK fills nodes one after the other, so that an engine and its learner are near each other where they can be.
     group = placement_group(wanted.bundles, strategy="PACK", name=name)
     began = joined_at = time.monotonic()
     told, seen = -TELL_SECONDS, set[str]()
@@ -149,6 +151,7 @@ def place(name: str, wanted: Wanted, say: Callable[[str], None], seconds: float 
         gone, missing = now - began, lacking(wanted, nodes)
         if new := {node.id for node in nodes} - seen:
             joined_at, seen = now, seen | new
+        # Missing nodes may still come up, of a cluster that says how many it will have; else when none came for a while.
         never = missing and len(nodes) >= expected and (expected or now - joined_at > SETTLE_SECONDS)
         if never or gone > seconds:
             remove_placement_group(group)
@@ -156,6 +159,7 @@ def place(name: str, wanted: Wanted, say: Callable[[str], None], seconds: float 
         if gone - told >= TELL_SECONDS:
             told = gone
             say(f"waiting for {wanted.text}: {_why(nodes, missing, expected)}; {gone:.0f} of {seconds:.0f} s")
+    # Of all that Ray knows, those that refuse connections too: the group was placed on them.
     table, nodes = placement_group_table(group), [node for node, _ in _known()]
     by_id = {node.id: node for node in nodes}
     places = tuple(by_id[node] for _, node in sorted((int(i), n) for i, n in table["bundles_to_node_id"].items()))
@@ -211,6 +215,7 @@ def _has(nodes: Sequence[Node]) -> str:
 
 def _refused(wanted: Wanted, nodes: Sequence[Node], missing: str, expected: int, gone: float) -> UserError:
     most = int(max((node.gpus for node in nodes), default=0.0))
+    # One engine that is too wide for every node has its own remedy: a key of the recipe.
     if wanted.tensor > most and len(nodes) >= expected:
         return UserError(f"stages.rl.engine_tensor: {missing}", f"--set stages.rl.engine_tensor={max(1, most)}")
     if len(nodes) < expected:

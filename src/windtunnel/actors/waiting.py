@@ -34,6 +34,7 @@ def answer_of(reference: Any, what: str, seconds: float) -> Any:
         raise NoAnswer(f"{what}: no answer within {seconds:.4g} s") from None
     except (RayActorError, WorkerCrashedError) as error:
         raise ActorLost(f"{what}: {_first_line(error)}") from None
+    # Callers act on the kind of an error; Ray wraps it in one of its own that is a subclass, with the far traceback.
     except RayTaskError as error:
         raise error.cause if isinstance(getattr(error, "cause", None), Exception) else error from None
 
@@ -48,6 +49,7 @@ def release(actor: Any) -> None:
 
 def _first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    # Ray's messages are pages long, and begin with the address of the process.
     told = next(
         (line for line in lines if line.startswith(("The actor died", "The actor is dead", "Owner"))), lines[0] if lines else ""
     )
