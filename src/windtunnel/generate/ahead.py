@@ -39,13 +39,17 @@ class StepsAhead:
             waited_for: others wait for a slot.
         """
         flight = self._flight
+        # By identity: two jobs may be equal in everything.
         before = {} if flight is None else {id(s): i for i, s in enumerate(flight.sequences)}
+        # Tokens that a sequence will have said when the flight has landed, though nobody has seen them yet.
         drawn = {id(s): len(s.ticket.tokens) + (flight.steps if flight is not None and id(s) in before else 0) for s in ready}
         going = [s for s in ready if not s.ends(drawn[id(s)])]
         if not going:
             return self.land()
+        # Several at once where nobody looks at tokens in between: each return to the host costs more than a step.
         begun, steps = None, self._steps(going, drawn, waited_for)
         newest, places = self._newest(going, before), [drawn[id(s)] for s in going]
+        # Tokens that the decoder draws never come to the host between two steps; else one step is begun, and its tokens chosen.
         if steps and self._drawing is not None:
             begun = _drawn(self._drawing, going, newest, places, steps)
         else:
@@ -92,6 +96,7 @@ class StepsAhead:
             and all(before.get(id(s)) == i for i, s in enumerate(going))
         ):
             return flight.newest
+        # Joined since the last flight: their newest tokens are on the host.
         new = [s.ticket.tokens[-1] for s in going if id(s) not in before]
         places = iter(range(len(before), len(before) + len(new)))
         at = [before[id(s)] if id(s) in before else next(places) for s in going]

@@ -104,12 +104,15 @@ class BatchedGenerator:
         made = []
         for job in jobs:
             text = TextStream(self.text, job.stop, job.include_stop)
+            # Else the reader makes the text when it takes it, in one go, and the generator's thread saves the time.
             needed = bool(job.stop) or job.logprobs is not None
             ticket = Ticket(job, notify, stream and notify is not None, None if needed else text)
+            # The last token is said and never computed with, so that the context has room for one more.
             most = min(job.max_tokens, self.context + 1 - len(job.prompt))
             made.append(Running(ticket, text if needed else None, random.Random(job.seed), now, most, job.prompt))
         with self._wake:
             self._require_open()
+            # Those that were cancelled leave at the next step: no reason to refuse who comes now.
             there = sum(not s.ticket.cancelled for s in [*self._waiting, *self._running.values()])
             if bounded and there + len(jobs) > self.slots + self.queue:
                 raise QueueFull(max(1, min(60, round(self._teller.seconds * there / self.slots))))
@@ -154,6 +157,7 @@ class BatchedGenerator:
     def _work(self) -> None:
         """Do rounds until closed, as the thread's body. A round that fails is never the last."""
         if self._decoder.device.type == "cpu":
+            # Here, not by the caller: threads are counted for each thread of Python.
             torch.set_num_threads(1 if self._decoder.weights < ONE_THREAD_WEIGHTS else len(os.sched_getaffinity(0)))
         try:
             with torch.inference_mode():
@@ -162,6 +166,7 @@ class BatchedGenerator:
         finally:
             with self._wake:
                 self._closing = True
+                # Taken out under the lock: whoever submits from here on is refused, and nobody is left waiting for ever.
                 left = [*self._waiting, *self._running.values()]
                 renewals = list(self._renewals)
                 self._waiting.clear()
@@ -233,6 +238,7 @@ class BatchedGenerator:
             return not self._closing
 
     def _fill_slots(self) -> None:
+        # Lowest first: the same jobs come to the same slots, and to the same rows of a batch.
         free = [slot for slot in range(self.slots) if slot not in self._running]
         while self._waiting and free and len(self._running) < self.together:
             sequence = self._waiting.popleft()
@@ -241,6 +247,7 @@ class BatchedGenerator:
             self._running[sequence.slot] = sequence
 
     def _drop_cancelled(self) -> None:
+        # Before slots are given away, so that those that wait get them at once.
         for sequence in [s for s in self._running.values() if s.ticket.cancelled]:
             self._leave(sequence)
             self.stats.cancelled += 1
@@ -262,6 +269,7 @@ class BatchedGenerator:
                 if fed >= turn:
                     break
                 size = min(CHUNK, len(sequence.before) - sequence.fed)
+                # Parts of one length make one matrix; a ragged decoder takes any together.
                 together.setdefault(0 if self._decoder.ragged else size, []).append(sequence)
                 # A prompt that several share is computed once.
                 if not (self._decoder.ragged and sequence.fed == 0 and sequence.before in seen):
@@ -269,6 +277,7 @@ class BatchedGenerator:
                 seen.add(sequence.before)
             for sequences in together.values():
                 self._guarded(sequences, self._feed)
+            # Else those that came first would say all their words before the last prompt is read.
             if anybody or not together or not self._decoder.ragged:
                 return
 
@@ -280,6 +289,7 @@ class BatchedGenerator:
                 self._teller.score(sequence)
             sequence.fed += len(part)
         self.stats.prompt_tokens += sum(map(len, parts))
+        # One that came back to a slot has its next token already: the logits after its beginning are old news.
         done = [i for i, sequence in enumerate(sequences) if sequence.ready and not sequence.ticket.tokens]
         if done:
             self._teller.take(logits[done], [sequences[i] for i in done])
@@ -287,6 +297,7 @@ class BatchedGenerator:
     def _decode(self) -> None:
         """Decode one token for every sequence whose prompt is in the cache."""
         ready = sorted((s for s in self._running.values() if s.ready and not s.ticket.cancelled), key=lambda s: s.slot)
+        # Alternatives are read on the host at each step, so that nothing can go ahead of it.
         if self._decoder.ahead and all(s.job.logprobs is None for s in ready):
             try:
                 landed = self._ahead.begin(ready, waited_for=bool(self._waiting))
@@ -297,6 +308,7 @@ class BatchedGenerator:
                 self._failures = 0 if landed else self._failures
                 return
         self._land()
+        # What has landed may have ended some of them.
         ready = [s for s in ready if s.slot >= 0]
         if ready:
             self._guarded(ready, self._step)

@@ -34,6 +34,7 @@ class GPTDecoder:
         lay_out(model)
         self.reset()
         self.context = self._cache.capacity
+        # On a CPU the bits of a row do not depend on the others, so that prompts of one length go together.
         self._alone = exact and self.device.type != "cpu"
         self._rows = 2 if self.device.type == "cpu" else slots if exact else 1
 
@@ -41,6 +42,7 @@ class GPTDecoder:
         """Append parts of prompts, equally long, to their slots; return the logits after each part (N, vocab)."""
         if self._alone and len(slots) > 1:
             return torch.cat([self.feed([slot], [part]) for slot, part in zip(slots, parts, strict=True)])
+        # A single token is a step, whose rows are filled up; a product of one row would round otherwise.
         if len(parts[0]) == 1:
             return self.step(slots, [part[0] for part in parts])
         return self._extend(slots, parts)

@@ -36,6 +36,7 @@ class GrowingLayer(DynamicLayer):
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Append keys and values (N, heads, t, dim); return all of them so far."""
+        # The first keys tell dtype and device; their memory is taken as it is, without a copy.
         if not self.is_initialized:
             self.hold((key_states, value_states), 0)
         length = self.keys.shape[-2]
@@ -77,12 +78,14 @@ class HFDecoder:
 
     def __init__(self, model: Any, capacity: int | None = None) -> None:
         config = model.config.get_text_config()
+        # A recurrent state can be neither cut back after a failure nor taken out of a batch.
         kinds = set(getattr(config, "layer_types", None) or ())
         if getattr(model, "_is_stateful", False) or any("attention" not in kind or "linear" in kind for kind in kinds):
             raise UserError(f"{config.model_type}: models with a recurrent state are not generated from here", "use vLLM")
         self.model, self._takes = model.eval(), inspect.signature(model.forward).parameters
         self.device, self.vocab = model.device, config.vocab_size
         self.weights = model.num_parameters()
+        # Models without learned positions name no most; then the caller says how far to go.
         most = getattr(config, "max_position_embeddings", None) or capacity or 4096
         self.context = min(capacity or most, most)
         if self.device.type == "cpu":
@@ -112,6 +115,7 @@ class HFDecoder:
         if len(slots) > 1 and any(slot in self._lengths for slot in slots):
             return torch.cat([self.feed([slot], [part]) for slot, part in zip(slots, parts, strict=True)])
         (first, *_), length = slots, self._lengths.get(slots[0], 0)
+        # A prompt that goes on is fed alone: its cache is not in the running batch yet.
         cache = self._alone[first] if length else self._new()
         try:
             logits = self._forward(parts, cache, [length] * len(slots), length)[:, -1]
@@ -125,6 +129,7 @@ class HFDecoder:
 
     def step(self, slots: Sequence[int], tokens: Sequence[int] | Tensor) -> Tensor:
         """Append one token to each slot; return the logits after it (N, vocab)."""
+        # Most steps are of the same slots as the one before, and cost no copy.
         if list(slots) != self._rows:
             self._join(slots)
         width = max(self._lengths[slot] for slot in slots)
@@ -152,9 +157,11 @@ class HFDecoder:
         # What is behind the end of a shorter one comes later and changes nothing before it.
         ids = [[*end, *[end[-1]] * (longest - len(end))] for end in ends]
         if longest > 1:
+            # Each end in a row of its own, all of them behind the same beginning.
             cache = self._packed([(cache, 0, len(start))] * len(ends))
             rest = self._forward([row[:-1] for row in ids], cache, [len(start)] * len(ends), len(start), keep=0)
             logits = torch.cat([logits, rest], 1)
+        # Sums in fp64: hundreds of small terms are added, and ends are told apart by their difference.
         there = torch.tensor([[i < len(end) for i in range(longest)] for end in ends], device=self.device)
         wanted = torch.tensor(ids, device=self.device)
         found = F.cross_entropy(logits.transpose(1, 2), wanted, reduction="none")
@@ -180,6 +187,7 @@ class HFDecoder:
         own = torch.tensor(lengths, device=self.device)[:, None]
         # Rows end together and are padded on the left: a row attends to its own last `lengths` columns and to what is new.
         column = torch.arange(width + T, device=self.device)
+        # Models differ in which of these they take; what they do not know would be refused.
         wanted = {"position_ids": own + torch.arange(T, device=self.device), "logits_to_keep": keep}
         mask = (column >= width - own).long()
         out = self.model(
@@ -208,6 +216,7 @@ class HFDecoder:
 
     def _packed(self, sources: Sequence[tuple[Cache, int, int]]) -> Cache:
         """Return a cache of rows, each given as (cache, row in it, own tokens), padded on the left to the longest."""
+        # Rows end together: shorter ones begin later, and what is before them is masked.
         width = max(length for _, _, length in sources)
         packed = self._new()
         for i, layer in enumerate(sources[0][0].layers):
@@ -295,6 +304,7 @@ def _load(folder: Path, dtype: torch.dtype) -> Any:
 
 def end_tokens(folder: Path) -> list[int] | None:
     """Return the tokens that end a text, as generation_config.json or config.json of a folder says; None: neither does."""
+    # Generation's own file first: chat models name the end of a turn there, and of a text in the other.
     for name in ("generation_config.json", "config.json"):
         try:
             found = json.loads((folder / name).read_text(encoding="utf-8")).get("eos_token_id")

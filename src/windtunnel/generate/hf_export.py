@@ -29,6 +29,7 @@ def export_hub(run: HubRun, to: Path, *, dtype: str | None = None, adapter: bool
     Raises:
         UserError: `to` holds something else or cannot be written, weights are missing, or there is no adapter.
     """
+    # Looked at before any weight is read: a wrong place should cost no minutes.
     target = export_folder(to)
     if adapter and run.base is None:
         raise UserError(f"--adapter: {run.run.path} trained every weight and has no adapter", "leave --adapter out")
@@ -40,6 +41,7 @@ def export_hub(run: HubRun, to: Path, *, dtype: str | None = None, adapter: bool
     if adapter:
         about, tensors = peft_adapter(run)
         config, stem = {"adapter_config.json": about}, "adapter_model"
+        # Cast one by one as they are written: a whole adapter in two dtypes need not fit memory.
         wanted = getattr(torch, DTYPES[dtype])
         tensors = ((name, tensor.to(wanted)) for name, tensor in tensors)
         if run.model.weights.startswith("fp8"):
@@ -49,6 +51,7 @@ def export_hub(run: HubRun, to: Path, *, dtype: str | None = None, adapter: bool
         tensors = run.tensors(dtype, rounding)
     with tempfile.TemporaryDirectory() as text:
         run.write_text(Path(text))
+        # config.json is there only by which AutoTokenizer knows the family; the model's own has more in it.
         beside = [path for path in sorted(Path(text).iterdir()) if path.name != "config.json"]
         made = write_export(target, tensors, config=config, beside=beside, facts=facts, stem=stem)
     files = tuple(sorted(set(made.files.values())))
@@ -69,6 +72,7 @@ def peft_adapter(run: HubRun) -> tuple[dict[str, Any], Named]:
         )
     # peft takes the ends of names too, if no other layer has them.
     short = {layer.rsplit(".", 1)[-1] for layer in layers}
+    # Ends of names are shorter and what others write; but they must not match layers that have no adapter.
     linear = [name for name, module in run.hollow.named_modules() if isinstance(module, nn.Linear)]
     alike = sorted(name for name in linear if name.rsplit(".", 1)[-1] in short)
     new = NewRows.of(run.tokenizer)
@@ -83,4 +87,5 @@ def peft_adapter(run: HubRun) -> tuple[dict[str, Any], Named]:
     named = (
         (f"base_model.model.{name.replace('.default.', '.').removesuffix('.default')}", tensor) for name, tensor in part.tensors()
     )
+    # peft's enums and paths as the text that its own file has.
     return json.loads(json.dumps(content, default=str)), named

@@ -52,6 +52,7 @@ class RecordedDecoder(HFDecoder):
     def __init__(
         self, model: Any, capacity: int | None = None, record: Callable[[], Record] = CudaRecorder, *, kernel: bool | None = None
     ) -> None:
+        # Before the parent's constructor, which resets what these hold.
         self._recorder, self._static = record, cast("StaticRoom | None", None)
         super().__init__(model, capacity)
         self._kernel = self.device.type == "cuda" if kernel is None else kernel
@@ -80,10 +81,12 @@ class RecordedDecoder(HFDecoder):
 
         A prompt that several slots begin with is computed once.
         """
+        # By place, since groups are computed in another order than they were asked in.
         found: dict[int, Tensor] = {}
         fresh = [i for i, slot in enumerate(slots) if slot not in self._lengths]
         for i in sorted(set(range(len(slots))) - set(fresh)):
             found[i] = self._go_on(slots[i], parts[i])
+        # Shortest first, so that neighbours are alike in length and little is filled up.
         unlike = sorted({tuple(parts[i]) for i in fresh}, key=len)
         for group in _alike(unlike):
             cache, logits = self._begin(group)
@@ -100,6 +103,7 @@ class RecordedDecoder(HFDecoder):
         if slot in self._row:
             self._set_apart(slot)
         length = self._lengths[slot]
+        # A copy: what several slots share must stay as it is for the others.
         cache = self._packed([self._own(slot)])
         logits = self._forward([part], cache, [length], length)[0, -1]
         self._apart[slot], self._lengths[slot] = (cache, 0), length + len(part)
@@ -143,6 +147,7 @@ class RecordedDecoder(HFDecoder):
         batch = self._batch_of(slots, len(uniform))
         rows = self._rows_of(slots)
         batch.tokens[rows] = tokens if isinstance(tokens, Tensor) else put(tokens, self.device)
+        # One tensor of all numbers: one copy to the device.
         numbers = torch.tensor([temperatures, *uniform], dtype=torch.float32).to(self.device, non_blocking=True)
         batch.temperature[rows] = numbers[0]
         batch.uniform[: len(uniform), rows] = numbers[1:]
@@ -162,6 +167,7 @@ class RecordedDecoder(HFDecoder):
         """Return the rows of slots on the device: the last ones are kept, as most steps are of the same."""
         rows = [self._row[slot] for slot in slots]
         if self._order is None or self._order[0] != rows:
+            # Each copy to the device is a launch of its own: for the same rows it was made before.
             self._order = rows, put(rows, self.device)
         return self._order[1]
 
@@ -174,6 +180,7 @@ class RecordedDecoder(HFDecoder):
         batch = self._batch
         assert batch is not None
         logits = self._pass_of_transformers(batch) if self._lean is None else self._lean(batch)
+        # On the device, within the recording: the host only knows that so many steps have been asked for.
         batch.column += 1
         batch.positions += 1
         return logits
@@ -211,6 +218,7 @@ class RecordedDecoder(HFDecoder):
             return
         config = self.model.config.get_text_config()
         before = config._attn_implementation
+        # Only while it is this decoder's turn: prompts go through transformers' own attention.
         AttentionInterface.register(ATTENTION, _attend)
         config._attn_implementation = ATTENTION
         try:
@@ -223,6 +231,7 @@ class RecordedDecoder(HFDecoder):
         for slot in self._row.keys() - set(slots):
             self._set_apart(slot)
         batch, new = self._batch, [slot for slot in slots if slot not in self._row]
+        # A batch that is nearly empty computes rows for nobody; a full one has no room for more.
         if batch is None or len(slots) > batch.rows or len(slots) * SPARSE <= batch.rows:
             return self._gather(slots, steps)
         if batch.end + steps > batch.columns or any(self._lengths[slot] > batch.end for slot in new):
@@ -245,11 +254,14 @@ class RecordedDecoder(HFDecoder):
         rows = 1 << (len(slots) - 1).bit_length()
         columns, before = self._columns(rows, width + steps, pairs), None
         if self._static is None or self._static.rows < rows or self._static.columns < columns:
+            # The old room lives until its rows have been copied over.
             before, self._static = self._static, StaticRoom(rows, columns, pairs, self.vocab, self._recorder())
         batch = self._static.batch(rows)
+        # Those that go on move from batch to batch at once; the others come from caches of their own.
         stay = [slot for slot in slots if slot in self._row]
         if stay:
             assert old is not None
+            # Only as far back as the longest sequence reaches: what is before that is nobody's.
             span, at = min(width, old.end), put([self._row[slot] for slot in stay], self.device)
             for layer, source in zip(batch.layers, old.layers, strict=True):
                 for room, states in zip(layer.room, source.room, strict=True):
@@ -269,8 +281,10 @@ class RecordedDecoder(HFDecoder):
 
         A kernel takes time for the columns that a row has, and none for those that are empty; a mask takes it for all.
         """
+        # What is there is large enough: another room would be recorded anew.
         if self._static is not None and self._static.rows >= rows and width <= self._static.columns:
             return self._static.columns
+        # Powers of two: a batch grows, and is recorded anew, only when a text has doubled.
         least = max(LEAST_COLUMNS, 1 << (width - 1).bit_length())
         if not self._kernel or self.device.type != "cuda":
             return least
@@ -282,6 +296,7 @@ class RecordedDecoder(HFDecoder):
         """Copy slots that are apart to rows of a batch, to end at its newest column."""
         if not rows:
             return
+        # One gather for all slots of a cache: some hundred answers to a prompt share one.
         together: dict[int, list[int]] = {}
         for slot in rows:
             together.setdefault(id(self._apart[slot][0]), []).append(slot)
@@ -312,6 +327,7 @@ class RecordedDecoder(HFDecoder):
         for layer in cache.layers:
             assert isinstance(layer, GrowingLayer)
             made = GrowingLayer()
+            # Views: nothing is copied until something is appended.
             made.hold((layer.keys[row : row + 1, :, :length], layer.values[row : row + 1, :, :length]), length)
             own.layers.append(made)
         return own, 0, length
@@ -321,6 +337,7 @@ def _alike(prompts: Sequence[Sequence[int]]) -> Iterator[Sequence[Sequence[int]]
     """Yield prompts, shortest first, in groups that little is filled up in."""
     begun = 0
     for i, prompt in enumerate(prompts):
+        # Filling up costs as much as computing: no prompt waits for one more than twice as long.
         if len(prompt) > 2 * len(prompts[begun]) + ALIGNED or (i - begun + 1) * len(prompt) > MOST_FED:
             yield prompts[begun:i]
             begun = i
@@ -347,6 +364,7 @@ def hf_decoder(model: Any, capacity: int | None = None) -> HFDecoder:
 def _may_be_recorded(model: Any) -> bool:
     config = model.config.get_text_config()
     kinds = getattr(config, "layer_types", None)
+    # Windows would need a mask of their own in each layer, and another recording.
     whole = set(kinds) == {"full_attention"} if kinds else not getattr(config, "sliding_window", None)
     plain = config.model_type in SAME_STEPS and getattr(config, "_attn_implementation", None) == "sdpa"
     return model.device.type == "cuda" and plain and whole

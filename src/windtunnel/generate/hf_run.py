@@ -112,6 +112,7 @@ class HubRun:
         if model.adapter is None:
             return cls(chosen.run, chosen.checkpoint, None, chosen.warnings)
         manifest = chosen.run.manifest
+        # Runs of older versions have not noted which folder they began with; the recipe says it too.
         recorded = manifest["base"] if "base" in manifest else describe_base(chosen.run.recipe)
         if recorded is None:
             raise UserError(
@@ -129,6 +130,7 @@ class HubRun:
 
     @cached_property
     def _described(self) -> dict[str, Any]:
+        # Older checkpoints do not hold it; then the recipe describes the same.
         kept = "config.json" in self.checkpoint.config
         return self.checkpoint.config if kept else describing_files(self.run.recipe, NewRows.of(self.tokenizer))
 
@@ -157,6 +159,7 @@ class HubRun:
         template = template_of(self.run.recipe, self.tokenizer)
         found = [end_of_answer(self.tokenizer, template), self.tokenizer.eos]
         model = self._described["generation_config.json"].get("eos_token_id", self._described["config.json"].get("eos_token_id"))
+        # A list of ends, one of them, or none: config.json may have any.
         found += model if isinstance(model, list) else [] if model is None else [model]
         if template is None:  # documents, each of which the next one's beginning ends
             found.append(self.tokenizer.bos)
@@ -191,6 +194,7 @@ class HubRun:
         """
         model, wanted = self.hollow, getattr(torch, DTYPES[dtype])
         trained = dict(model.named_parameters())
+        # A block at a time: names in files may need several tensors of a block joined, and no more must fit memory.
         for group in _by_block(
             model, self._trained() if self.base is None else self._merged(self.base, wanted, rounding=rounding)
         ):
@@ -206,6 +210,7 @@ class HubRun:
         for name, module in self.hollow.named_modules():
             saved = [key for key in module._buffers if key not in module._non_persistent_buffers_set]
             if saved:
+                # Computed anew as at the beginning: no step changes them, and checkpoints hold parameters alone.
                 made = module.to_empty(device="cpu", recurse=False)
                 self.hollow._init_weights(made)
                 yield from ((f"{name}.{key}", tensor) for key in saved if (tensor := made._buffers[key]) is not None)
@@ -229,6 +234,7 @@ class HubRun:
         """
         assert self.model.adapter is not None
         part, model = self.checkpoint.part(), into or self.hollow
+        # Under both names where weights are tied: files may have either.
         places = dict(model.named_parameters(remove_duplicate=False)) | _saved_buffers(model)
         adapted = {f"{name.removesuffix(A)}.weight" for name in part.entries if name.endswith(A)}
         packed = _held_in_fp8(model) if self.model.weights == "fp8" else set()
@@ -256,6 +262,7 @@ class HubRun:
             if name in adapted:
                 layer = name.removesuffix(".weight")
                 (_, a), (_, b) = part.tensors([layer + A, layer + B])
+                # In fp32: what the dtype takes is counted afterwards, and told.
                 frozen, tensor = tensor, merge_adapter(tensor, a, b, self.model.adapter.alpha / self.model.adapter.rank)
                 if rounding is not None:
                     rounding.add(frozen, tensor, dtype)
@@ -324,6 +331,7 @@ def _held_in_fp8(model: PreTrainedModel) -> set[str]:
 
 def _by_block(model: PreTrainedModel, weights: Iterable[tuple[str, Tensor]]) -> Iterator[list[tuple[str, Tensor]]]:
     """Yield weights that come in order with those of their block together: files may have its experts apart."""
+    # Families call their blocks differently: the first one's name says how this one does.
     first = blocks_of(model)[0]
     root = next(name for name, module in model.named_modules() if module is first).rsplit(".", 1)[0]
     block = re.compile(rf"{re.escape(root)}\.(\d+)\.")

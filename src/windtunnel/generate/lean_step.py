@@ -82,6 +82,7 @@ class LeanStep:
 @torch.no_grad()
 def _together(parts: Sequence[nn.Linear]) -> _Product:
     """Return the layers as one; each of them keeps its weights as a view of it."""
+    # The parts become views of it: weights that are written later must reach this copy too.
     weight = torch.cat([part.weight.data for part in parts])
     bias = None if parts[0].bias is None else torch.cat([part.bias.data for part in parts])
     begun = 0

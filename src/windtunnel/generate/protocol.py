@@ -141,6 +141,7 @@ class Ticket:
         if self._text is not None:  # if that was the end, no more tokens come
             new = self.tokens[self._read :]
             self._read += len(new)
+            # Several tokens in one go: a reader that is slow pays for one decoding, not for each.
             text = self._text.push_all(new)
             return Piece(text if finish is None else text + self._text.finish(finish).text, (), finish)
         return Piece("".join(p.text for p in pieces), tuple(t for p in pieces for t in p.tokens), finish)
@@ -170,6 +171,7 @@ class Ticket:
 
     def add(self, piece: Piece | GenerationFailed) -> None:
         """Add a piece, which the next `tell` tells the reader; for the generator."""
+        # Deques may be appended to and taken from by two threads without a lock.
         self._pieces.append(piece)
         if isinstance(piece, GenerationFailed) or piece.finish:
             self.seconds = time.monotonic() - self.began
@@ -177,6 +179,7 @@ class Ticket:
 
     def tell(self) -> None:
         """Wake the reader, if it wants to be woken now; for the generator."""
+        # A reader that has not come yet is not woken twice; its end is told in any case.
         if self._notify is not None and not self.cancelled and (self.over or (self.stream and not self._told)):
             self._told = True
             try:

@@ -50,6 +50,7 @@ class Running:
     def plain(self) -> bool:
         """Return whether nobody needs to see its tokens as they come, and each is drawn from the whole vocabulary."""
         job = self.job
+        # What cuts the vocabulary needs sorting, which recorded steps do not do.
         whole = job.temperature == 0 or (job.top_p >= 1 and job.top_k <= 0)
         return whole and self.text is None and not self.ticket.stream
 
@@ -59,6 +60,7 @@ class Running:
 
     def number(self, token: int) -> float:
         """Return what the token of a place is drawn by: always the same, however often it is drawn, beside whomever."""
+        # Kept: one that loses its slot, or is drawn for twice, gets the same number again.
         while len(self._numbers) <= token:
             self._numbers.append(self.random.random())
         return self._numbers[token]

@@ -57,6 +57,7 @@ def sharing_model(
     nn.Module.to(model, dtype)
     for module in [module for module in model.modules() if holds_experts(module)]:
         share_experts_fp8(module, group, block)
+    # After the experts were taken out: with them the model would not fit the device.
     model.to_empty(device=device)
     model.tie_weights()
     with torch.no_grad():
@@ -74,6 +75,7 @@ def load_coded(folder: Path, device: torch.device, dtype: torch.dtype, group: Ex
         UserError: weights are missing, or coded in a way that is not known.
     """
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    # Else transformers would look for the quantiser that these name.
     config = {key: value for key, value in config.items() if key not in ("quantization_config", "compression_config")}
     model, experts = sharing_model(config, folder, device, dtype, group)
     places: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
@@ -86,6 +88,7 @@ def load_coded(folder: Path, device: torch.device, dtype: torch.dtype, group: Ex
 
 def require_whole(folder: Path, places: Mapping[str, Tensor], written: Collection[int]) -> None:
     """Raise UserError where a folder lacks a weight: `written` are the ids of those places that have one."""
+    # By the place, not the name: weights that are tied are one tensor, which files have under either name.
     missing = sorted(name for name, place in places.items() if id(place) not in written)
     if missing:
         raise UserError(f"{folder} has no weights for {', '.join(missing[:3])} ({len(missing)} in all)", "download it again")
@@ -161,6 +164,7 @@ class Leader:
 
     def feed(self, slots: Sequence[int], parts: Sequence[Sequence[int]]) -> Tensor:
         """Append parts of prompts; see `Decoder`."""
+        # The other ranks take a feed as one pass; whether it is must be decided here, for all.
         if len(slots) > 1 and not self._begun.isdisjoint(slots):
             # Each is a pass of its own, on whichever rank.
             return torch.cat([self.feed([slot], [part]) for slot, part in zip(slots, parts, strict=True)])
@@ -176,6 +180,7 @@ class Leader:
         """Score a text; see `Decoder`."""
         parts = self.local.score(tokens)
         for _ in range(0, len(tokens), SCORED_AT_ONCE):
+            # One order for a part, sent when it is asked for: a reader that stops early leaves no rank waiting.
             self._tell(Order("passes", freed=self._emptied()))
             with self._guard():
                 logits = next(parts)
@@ -249,6 +254,7 @@ def follow(local: HFDecoder, team: Team) -> None:
         held: list[Any] = [None]
         dist.broadcast_object_list(held, src=0, group=team.control)
         order: Order = held[0]
+        # Before the pass, as the leader freed them: the caches of all ranks stay alike.
         for slot in order.freed:
             local.free(slot)
         if order.kind == "end":
@@ -285,6 +291,7 @@ def perform(order: Order, local: HFDecoder, team: Team) -> Tensor | None:
     dist.gather(padded, gathered, dst=0)
     if gathered is None:
         return None
+    # Back in the order of the slots, which were dealt out round robin.
     out = padded.new_empty(len(order.slots), local.vocab)
     for rows, found in zip(places, gathered, strict=True):
         out[rows] = found[: len(rows)]
@@ -296,4 +303,5 @@ def pass_without_tokens(model: nn.Module) -> None:
     for module in shared_experts_of(model).values():
         weights = module.weights("gate_up_proj")
         none = weights.scale.new_empty(0, weights.inputs)
+        # Its collectives must be called as often as on ranks that have rows.
         module(none.to(next(model.parameters()).dtype), none[:, :1].long(), none[:, :1])

@@ -57,6 +57,7 @@ class LoadedRun:
             prompts: of which the longest decides the room.
             tokens: generated behind each, at most.
         """
+        # Measured, so that a few short prompts do not reserve the whole context.
         longest = max((len(self.tokenizer.encode(prompt, bos=True)) for prompt in prompts), default=1)
         slots = max(1, min(MOST_SLOTS, len(prompts)))
         return gpt_generator(self.model, self.tokenizer, slots=slots, capacity=longest + tokens, exact=False)
@@ -130,6 +131,7 @@ def load_source(
     Raises:
         UserError: there is no model at `path`, no good checkpoint, or the device is not there.
     """
+    # Told by their files alone, before anything is loaded: what is wrong is said in a moment.
     is_run = (path / "recipe.yaml").is_file()
     if is_run and is_hf_run(path):
         if supervision is not None:
@@ -159,7 +161,9 @@ def load_source(
         run = load_run(path, "best" if step is None else step, device, "to serve")
         model, tokenizer, limits, created = run.model, run.tokenizer, run.recipe.serve, run.checkpoint.created
         warnings, what = run.warnings, str(run.checkpoint)
+    # After loading: how many steps a model may take stands in its shape.
     used = use_supervision(model, supervision)
+    # Files of two exports in one folder would generate nonsense.
     if tokenizer.vocab != model.shape.vocab:
         raise UserError(f"{path}: the tokenizer has {tokenizer.vocab} tokens, the model {model.shape.vocab}")
     generator = gpt_generator(model, tokenizer, slots=limits.slots, queue=limits.queue)
@@ -183,6 +187,7 @@ def _load_hf(folder: Path, device: torch.device, ranks: int | None) -> Source:
     size = _ranks_of_folder(folder, device) if ranks is None else ranks
     named = Named(str(folder))
     generator = _generator(loader_of(named), named, device, size, lambda: FolderText(folder, end_tokens(folder)), limits)
+    # For people: what is served stands in the first line that a server prints.
     kind = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
     dtype = str(fast_dtype(device)).removeprefix("torch.")
     what = f"{kind}, {generator.weights / 1e6:,.0f} M weights in {dtype}" + (f", experts over {size} ranks" if size > 1 else "")
@@ -193,6 +198,7 @@ def _load_hf_run(path: Path, which: Which, device: torch.device, base: Path | No
     from .hf_run import HubRun
 
     run = HubRun.open(path, which, "to serve", base)
+    # A run has limits in its recipe; a folder has the defaults.
     limits = run.run.recipe.serve
     size = _shares_of(run, device, ranks)
     generator = _generator(run.load, _named(run), device, size, run.text, limits)
@@ -208,6 +214,7 @@ def _generator(
 
     if ranks == 1:
         return BatchedGenerator(hf_decoder(load(device, ExpertGroup())), text(), slots=limits.slots, queue=limits.queue)
+    # This process is the first rank, and starts one more for each further GPU.
     leader = start_team(load, named, device, ranks)
     return SharedGenerator(leader, text(), slots=limits.slots, queue=limits.queue)
 
@@ -294,6 +301,7 @@ def _shares_of(run: HubRun, device: torch.device, asked: int | None) -> int:
         return asked
     if run.model.weights != "fp8-experts" or device.type != "cuda":
         return 1
+    # As in training, where it was seen to fit.
     trained = int(run.run.manifest["plan"]["layout"].get("expert", 1))
     # A divisor of what it was trained on divides the experts too, without looking how many there are.
     return max(n for n in range(1, trained + 1) if trained % n == 0 and n <= torch.cuda.device_count())

@@ -44,6 +44,7 @@ class StaticLayer(DynamicLayer):
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Write a column (rows, heads, 1, dim); return all columns, of which the mask tells what counts."""
         for room, states in zip(self.room, (key_states, value_states), strict=True):
+            # By a column that lies on the device: a number of the host's would be recorded for ever.
             room.index_copy_(2, self.batch.column, states)
         return self.room
 
@@ -75,6 +76,7 @@ class StaticRoom:
     def batch(self, rows: int) -> StaticBatch:
         """Return the batch of so many rows, at most all: the same one, with its recordings, whenever it is asked for."""
         if rows not in self._batches:
+            # Recordings have addresses in them: each number of rows has its own, in the same memory.
             self._batches[rows] = StaticBatch(self, rows, Replay(self._record))
         return self._batches[rows]
 
@@ -121,6 +123,7 @@ class StaticBatch:
         self.temperature = numbers(rows, dtype=torch.float32)
         self.uniform, self.logs = (numbers(MOST_DRAWN, rows, dtype=torch.float32) for _ in range(2))
         self.drawn = numbers(MOST_DRAWN, rows)
+        # Views of the room's first rows: batches of all sizes share its memory.
         self.cache = Cache(layers=[StaticLayer(self, (keys[:rows], values[:rows])) for keys, values in room.states])
 
     @property
@@ -132,6 +135,7 @@ class StaticBatch:
         """Have rows begin so many columns before the newest, where their keys and values have been put."""
         at, own = put([list(rows), list(lengths)], self.first.device)
         column = torch.arange(self.columns, device=at.device)
+        # Both forms of the same: a kernel reads the span, attention of PyTorch the mask.
         self.mask[at, 0, 0] = (column >= self.end - own[:, None]) & (column < self.end)
         self.first[at], self.positions[at] = self.end - own, own
 
@@ -145,6 +149,7 @@ class StaticBatch:
 
     def draw(self, logits: Tensor, *, kernel: bool) -> None:
         """Draw each row's next token by its logits (rows, vocab), and have it be the one that the next step is given."""
+        # By the turn on the device: all steps of a flight are replays of one recording.
         uniform = self.uniform.index_select(0, self.turn)[0]
         if kernel:
             from windtunnel.model import draw_rows  # Triton is there where a GPU is

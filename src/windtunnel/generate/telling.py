@@ -48,6 +48,7 @@ class Teller:
 
     def _scores(self, sequence: Running) -> list[TokenInfo]:
         job, count = sequence.job, sequence.job.logprobs or 0
+        # Through the same stream as what is generated: offsets and names are counted alike.
         stream = TextStream(self._text)
         # Nothing comes before the first token, so that it has no probability; NaN keeps its place.
         infos = list(stream.push(job.prompt[0], float("nan"))[0].tokens)
@@ -98,6 +99,7 @@ class Teller:
             for sequence, token, log_probability in zip(sequences, tokens.tolist(), logs, strict=True):
                 if not sequence.ticket.over:
                     self._keep(sequence, [token], [log_probability])
+        # The most that anybody wants, once for all rows; each gets its own number of them.
         count = max((job.logprobs for job in jobs if job.logprobs is not None), default=None)
         scored = None if count is None else [t.tolist() for t in top_log_probabilities(logits, tokens, max(count, 1))]
         self._advance_all(sequences, tokens.tolist(), scored)
@@ -127,11 +129,13 @@ class Teller:
     def _advance_far(self, sequence: Running, tokens: list[int], logs: list[float] | None) -> int:
         """Add the tokens of some steps to a sequence, up to the one that ends it; return how many of them there are."""
         ticket = sequence.ticket
+        # A flight may be longer than what is left to say.
         tokens = tokens[: max(1, sequence.most - len(ticket.tokens))]
         ended = next((i for i, token in enumerate(tokens) if token in self._text.ends), None)
         taken = tokens if ended is None else tokens[: ended + 1]
         if logs is not None:
             self._keep(sequence, taken, logs[: len(taken)])
+        # Stop strings and log-probabilities are looked at token by token.
         if sequence.text is not None or not sequence.job.max_tokens:
             for token in taken:
                 self._advance(sequence, token, None, None)
@@ -189,6 +193,7 @@ class Teller:
 
 def chosen(logits: Tensor, jobs: Sequence[GenerationJob], numbers: list[float]) -> Tensor:
     """Return a token for each row (N,), by one number in [0, 1) for each."""
+    # Greedy alone is one pass; sorting for top-p and top-k costs several.
     if all(job.temperature == 0 for job in jobs):
         return logits.argmax(-1)
     columns = ([job.temperature for job in jobs], [job.top_p for job in jobs], [job.top_k for job in jobs], numbers)

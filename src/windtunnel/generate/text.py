@@ -108,6 +108,7 @@ class OwnText:
         """Return a token as text; bytes that are no character are written out."""
         if token == self.tokenizer.bos:
             return "<|bos|>"
+        # Log-probabilities name tokens that may be half a character.
         piece = self.tokenizer.piece(token)
         try:
             return piece.decode()
@@ -219,6 +220,7 @@ class FolderText:
         ids: list[int] = self.inner.encode(text.encode("utf-8", "replace").decode())
         if ids:
             return ids
+        # A model has to begin with something; what ends one text begins the next.
         start = self.inner.bos_token_id if self.inner.bos_token_id is not None else min(self.ends, default=None)
         if start is None:
             raise UserError("the prompt has no tokens", "write at least one character")
@@ -230,6 +232,7 @@ class FolderText:
         Raises:
             UserError: there is no template, it refuses these messages, or neither it nor anyone has heard of a role.
         """
+        # A template that was made up would ask a model in a form that it never saw.
         if not self.inner.chat_template:
             raise UserError("this model's folder has no chat template", "use /v1/completions")
         for message in messages:
@@ -246,6 +249,7 @@ class FolderText:
 
     def _require_role(self, role: str) -> None:
         """Refuse a role that most templates would write down as it is, whatever it says. Raises UserError."""
+        # Templates are programs: a role that they name in quotes is taken for one that they know.
         named = any(f"{quote}{role}{quote}" in str(self.inner.chat_template) for quote in "'\"")
         if role not in ROLES and not named:
             raise UserError(f"the role {role!r} is not one of {', '.join(ROLES)}, and the model's chat template does not name it")
@@ -275,6 +279,7 @@ class _FolderDecoding:
 
         self._text, self._ids, self._sent = text, [], ""  # type: tuple[FolderText, list[int], str]
         self._fast = getattr(text.inner, "_tokenizer", None)
+        # Anew for each token a text would take time with the square of its length.
         self._stream = DecodeStream(skip_special_tokens=True)
 
     def push(self, token: int) -> str:
@@ -306,6 +311,7 @@ class TextStream:
 
     def __init__(self, codec: TextCodec, stop: tuple[str, ...] = (), include: bool = False) -> None:
         self._codec, self._stop, self._include = codec, stop, include
+        # The whole of a stop string is never held: it ends the text.
         self._longest = max((len(s) for s in stop), default=1) - 1
         self._decoding = codec.decoding()
         self._held = ""
@@ -325,6 +331,7 @@ class TextStream:
             named = None if top is None else {self._codec.name(t): p for t, p in top.items()}
             self._infos.append(TokenInfo(self._codec.name(token), self._sent + len(self._held), log_probability, named))
         self._held += self._decoding.push(token)
+        # The first in the text ends it, whatever the order in which they were given.
         found = [(at, len(s)) for s in self._stop if (at := self._held.find(s)) >= 0]
         if found:
             at, size = min(found)
@@ -359,6 +366,7 @@ class TextStream:
         text, self._held = self._held[:count], self._held[count:]
         self._sent += len(text)
         infos = []
+        # Tokens go out with their text, which may wait for a stop string to be decided.
         while self._infos and self._infos[0].offset < self._sent:
             infos.append(self._infos.popleft())
         if final:

@@ -79,6 +79,7 @@ class VLLMGenerator:
         self._thread = threading.Thread(target=self._loop.run_forever, name="vllm", daemon=True)
         self._thread.start()
         try:
+            # Started here, so that whoever makes a generator hears why it cannot be.
             asyncio.run_coroutine_threadsafe(self._living(), self._loop).result()
         except BaseException:
             self.close()
@@ -117,6 +118,7 @@ class VLLMGenerator:
         """Queue all of these jobs, or none. See `Generator`."""
         if not self._thread.is_alive():
             raise GenerationFailed("the generator is closed")
+        # vLLM would queue without end; who waits here is told when to come again.
         if bounded and len(self._open) + len(jobs) > self.slots + self.queue:
             raise QueueFull(1)
         tickets = [Ticket(job, notify, stream) for job in jobs]
@@ -187,6 +189,7 @@ class VLLMGenerator:
             **({} if self.adapter is None else {"lora_request": self.adapter}),
         )
         self.stats.prompt_tokens += len(job.prompt)
+        # Closed whatever happens: only that frees the slot of a request that its reader has left.
         async with contextlib.aclosing(outputs):
             async for output in outputs:
                 if ticket.cancelled:
@@ -203,9 +206,11 @@ class VLLMGenerator:
         job = ticket.job
         tokens = list(new.token_ids) if job.max_tokens else []
         self.stats.recent.append((time.monotonic(), len(tokens)))
+        # vLLM has further reasons, of requests that it gave up.
         reason = {"stop": "stop", "length": "length"}.get(new.finish_reason or "")
         if new.finish_reason and reason is None:
             raise GenerationFailed(f"vLLM ended it: {new.finish_reason}")
+        # Answers that span a change of the weights count as of the older ones.
         version = _version(new)
         for at, token in enumerate(tokens):
             if job.draws:
@@ -272,6 +277,7 @@ def log_probabilities(
     """Return a token's log-probability and those of the `count` likeliest, from one position's token id → vllm.Logprob."""
     if found is None or count is None or token not in found:
         return None, None
+    # vLLM adds the token itself where it is not among the likeliest.
     likeliest = sorted(found.items(), key=lambda item: -item[1].logprob)[:count]
     return found[token].logprob, {other: value.logprob for other, value in likeliest}
 
@@ -314,6 +320,7 @@ def open_vllm(folder: Path, text: Callable[[int], TextCodec], *, slots: int, que
 
     asked = AsyncEngineArgs(model=str(folder), max_num_seqs=slots, enable_log_requests=False, **arguments)
     try:
+        # Before any weight is read: most of what vLLM refuses shows in the config.
         config = asked.create_engine_config()
         return VLLMGenerator(
             lambda: AsyncLLM.from_vllm_config(config),
