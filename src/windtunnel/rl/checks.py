@@ -192,6 +192,7 @@ def weight_sync(context: Context, say: Say) -> Evidence:
     rounds = {}
     try:
         with ExitStack() as stack:
+            # Before there is a learner they start quickest.
             engines = [stack.enter_context(EngineProcess(dtype, limit=LIMIT, threads=1)) for dtype in precisions]
             for dtype, engine in zip(precisions, engines, strict=True):
                 rounds[str(dtype).removeprefix("torch.")] = _round(make_bench(context, dtype, engine, say))
