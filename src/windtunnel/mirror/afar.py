@@ -32,6 +32,7 @@ def look(url: str, root: Path) -> Path:
     """
     store = Store(Place.parse(url))
     found = require_snapshot(store)
+    # Of checkpoints their manifests alone, by which runs are listed: weights are what takes minutes.
     light = {name: kept for name, kept in found.files.items() if not name.startswith(CHECKPOINTS) or name.endswith(".json")}
     return bring_files(store, replace(found, files=light), root)
 
@@ -75,6 +76,7 @@ def ask_to_stop(url: str, who: str, say: Callable[[str], None], *, seconds: floa
     number, found = newest(store)
     if found is None or found.gone:
         return True
+    # Through the store alone: whoever stops a run may reach no port of the machine that trains it.
     store.put(STOP, json.dumps({"token": found.token, "text": f"windtunnel stop, by {who}"}).encode())
     say(f"asked {found.who} through {store.place} to save and end; it looks there every {LEASE_SECONDS / RENEWALS:.0f} s")
     return any(now != number or holder is None or holder.gone for now, holder in watched(store, seconds))

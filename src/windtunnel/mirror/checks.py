@@ -34,6 +34,7 @@ def _mirror(context: Context, say: Say) -> Evidence:
         seconds = gib * GIB / up
         facts["checkpoint_seconds"] = seconds
         text += f"; a checkpoint of {gib:,.2f} GiB takes about {seconds:,.0f} s to get there"
+        # A machine that may be taken away can give less time than its last checkpoint needs.
         if (told := too_late(seconds, os.environ.get(NOTICE_VARIABLE, ""))) is not None:
             found.warn(told)
     return found.evidence(text, facts)
@@ -45,6 +46,7 @@ def probe(store: Store) -> tuple[float, float]:
     Raises:
         UserError: one of these cannot be done, or what comes back is not what was sent.
     """
+    # Random bytes, which no store packs on the way; under a name that no run has.
     key, data = f".windtunnel-probe-{uuid.uuid4().hex[:12]}", os.urandom(PROBE_BYTES)
     began = time.monotonic()
     store.put(key, data)
@@ -73,6 +75,7 @@ def _room(found: Findings, place: Place, gib: float) -> None:
     if place.scheme != "file":
         return
     folder = Path(place.path)
+    # The folder itself is made later; its disk is that of the nearest one above.
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     free = shutil.disk_usage(folder).free / GIB

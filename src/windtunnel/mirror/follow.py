@@ -46,6 +46,7 @@ class Following:
         self._waiting: str | None = None
         self._reader = threading.Thread(target=self._read, name="mirror", daemon=True)
         self._reader.start()
+        # Ready only with the lease: another machine that still trains is found before this one begins.
         if not self._ready.wait(START_SECONDS) or self._refused is not None or self._process.poll() is not None:
             self._process.kill()
             self._process.wait()
@@ -57,10 +58,12 @@ class Following:
         """Wait until the mirror has everything, for a while; says so where it has not."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
+            # The same word that a trainer which was killed gives: its end of the pipe closes.
             self._process.stdin.close()
         began, said = time.monotonic(), 0.0
         while self._process.poll() is None:
             gone = time.monotonic() - began
+            # A store that fails is not waited for as long as one that is only slow.
             if gone > (UNREACHABLE_SECONDS if self._waiting else FINISH_SECONDS):
                 self._process.kill()
                 self._process.wait()
@@ -121,6 +124,7 @@ def newest_mirrored(url: str, recipe: str, say: Callable[[str], None]) -> str | 
 
 def _ask(url: str, root: Path, say: Callable[[str], None], *how: str) -> dict[str, Any]:
     """Let a process of its own ask the store, and pass on what it says; returns what it found. Raises UserError."""
+    # Here too: a wrong address is refused without a process that imports fsspec.
     Place.parse(url)
     command = [sys.executable, "-m", "windtunnel.mirror.restore", url, str(root), *how]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:

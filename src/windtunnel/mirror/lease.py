@@ -124,6 +124,7 @@ class Lease:
 
     def asked_to_stop(self) -> str | None:
         """Return who asked this holder to save and end, once; None: nobody. Raises StoreError."""
+        # Looked for as often as the lease is renewed: that is when the store is asked anyway.
         data = self._store.get(STOP)
         if data is None:
             return None
@@ -196,6 +197,7 @@ class Keeper:
 
 def newest(store: Store) -> tuple[int, Holder | None]:
     """Return the number of the newest lease, 0 where there is none, and what stands in it. Raises StoreError."""
+    # Numbers have leading zeros: by name is by number.
     keys = sorted(key for key in store.sizes(FOLDER) if key.endswith(".json"))
     if not keys:
         return 0, None
@@ -239,6 +241,7 @@ def _dump(holder: Holder) -> bytes:
 def _place() -> str:
     """Return this machine's boot and the namespace of its process numbers: only there can a process be looked for."""
     try:
+        # A process number means something on one machine, since one start of it, in one container.
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot}:{os.readlink('/proc/self/ns/pid')}"
     except OSError:

@@ -59,6 +59,7 @@ class _Worker:
         require_same_history(run, store)
         self._lease = Lease.acquire(store, _say)
         self._keeper = Keeper(self._lease, run)
+        # Some sessions back: a folder that was restored elsewhere and came home is known by any of them.
         self._state: dict[str, Any] = {
             "place": str(store.place), "sessions": [*read_state(run).get("sessions", []), self._lease.token][-SESSIONS_KEPT:],
         }  # fmt: skip
@@ -77,6 +78,7 @@ class _Worker:
         while not finishing:
             finishing = _told_to_finish(LOOK)
             newest = time_of(self._run / "checkpoints")
+            # A new checkpoint begins a pass at once; while the store fails, only the clock does.
             if finishing or time.monotonic() >= due or (newest != seen and self._failed is None):
                 seen = newest
                 if not self._pass():
@@ -93,6 +95,7 @@ class _Worker:
                 if last:
                     self._mirror.copy_for_people()
         except LeaseTaken as taken:
+            # Training goes on: whose weights are better is not for a mirror to say.
             _say(f"warn: {taken.message}; this machine trains on without a mirror")
             self._keep(error=taken.message)
             return False
@@ -130,6 +133,7 @@ class _Worker:
 
         def watch() -> None:
             while not self._slow and not over.wait(SLOW_SECONDS):
+                # From the disk: the pass that is watched has this object's own state under way.
                 newer = [one.step for one in CheckpointStore(self._run / "checkpoints").every() if one.step > self._step]
                 if len(newer) < 2:
                     continue
@@ -159,6 +163,7 @@ class _Worker:
             self._told_at = now
         self._failed = error.message
         self._keep(error=error.message)
+        # Credentials of a machine's role expire, and a connection keeps the old ones.
         self._store.renew()
 
     def _finish(self) -> int:
@@ -168,6 +173,7 @@ class _Worker:
                 return 1
             if self._failed is None:
                 break
+            # So that whoever trains waits a minute for a store that is gone, and not ten.
             _tell(waiting=self._failed)
             time.sleep(self._between)
         self._keeper.close()

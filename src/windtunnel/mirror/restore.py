@@ -57,6 +57,7 @@ def restore_run(url: str, root: Path, say: Callable[[str], None], *, aside: bool
         found = require_snapshot(store)  # its last holder may have written another one meanwhile
         restored = _bring(store, found, folder, say)
         _count_lost_time(restored, lease.before())
+        # By this session's name the folder is known as what the mirror was made of.
         write_json(restored / STATE, {"place": str(store.place), "sessions": [found.session]})
         _put_in_place(restored, folder)
     finally:
@@ -120,6 +121,7 @@ def newest_run_in(url: str, recipe: str) -> str | None:
     Raises:
         StoreError: the store cannot be listed.
     """
+    # By the time in its name, not by the store's clock, which a copied bucket has lost.
     pattern = re.compile(re.escape(recipe) + r"(?:-[^/]+?)?-(\d{8}-\d{6}(?:-\d+)?)")
     mine = {run: made[1] for run in mirrored_runs(Store(Place.parse(url))) if (made := pattern.fullmatch(run))}
     return max(mine, key=lambda run: mine[run], default=None)
@@ -131,6 +133,7 @@ def _is_of(folder: Path, found: Snapshot, say: Callable[[str], None], *, aside: 
         say(f"mirror: {folder} is here already, and is what the mirror was made of")
         return True
     if aside and not is_live(folder):
+        # Moved, never deleted: what this machine trained and the mirror lacks is in it.
         left = folder.parent / LEFT / f"{folder.name}-{time.time_ns()}"
         left.parent.mkdir(exist_ok=True)
         os.rename(folder, left)
@@ -173,6 +176,7 @@ def _write(path: Path, kept: Kept, store: Store, pool: ThreadPoolExecutor) -> No
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp-restore")
     digest = xxhash.xxh3_128()
+    # Under another name: an attempt that is cut off leaves no file that looks whole.
     with open(temporary, "wb") as file:
         for start in range(0, len(kept.blocks), DOWNLOADS):  # no more of them in memory
             for data in pool.map(lambda block: _block(store, block), kept.blocks[start : start + DOWNLOADS]):

@@ -37,6 +37,7 @@ class Server:
         with contextlib.suppress(OSError):
             own = paramiko.SSHConfig.from_path(str(Path("~/.ssh/config").expanduser()))
         said = own.lookup(found[2])
+        # What the address says comes before what ~/.ssh/config does, as with ssh.
         port = int(found[3] or said.get("port", 22))
         keys = tuple(os.path.expanduser(key) for key in said.get("identityfile", []))
         return cls(said["hostname"], port, found[1] or said.get("user") or getpass.getuser(), keys)
@@ -59,6 +60,7 @@ def connect(authority: str, connect_seconds: float, read_seconds: float) -> Any:
         def _connect(self) -> None:
             self.client = paramiko.SSHClient()
             self.client.load_system_host_keys()
+            # An unknown host is refused: nobody is there to compare a fingerprint.
             self.client.set_missing_host_key_policy(paramiko.RejectPolicy())
             self.client.connect(
                 server.host, server.port, server.user, key_filename=list(server.keys) or None, timeout=connect_seconds,

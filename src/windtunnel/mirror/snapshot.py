@@ -88,6 +88,7 @@ class Snapshot:
             "format": FORMAT, "run": self.run, "session": self.session, "step": self.step, "created": self.created,
             "files": files,
         }  # fmt: skip
+        # Of its own: a store may keep half of an object, and half a list of files would restore half a run.
         return json.dumps(told | {"checksum": _checksum(told)}).encode()
 
     @classmethod
@@ -97,6 +98,7 @@ class Snapshot:
             told: dict[str, Any] = json.loads(data)
             if told.pop("checksum") != _checksum(told):
                 raise ValueError("checksum differs")
+            # After the checksum: what is damaged is passed over, what a newer version wrote must not be.
             if told["format"] > FORMAT:
                 raise UserError(f"a mirror of format {told['format']}; this version reads {FORMAT}", "upgrade windtunnel")
             files = {
@@ -158,6 +160,7 @@ def remove_unused(store: Store, snapshots: Iterable[Snapshot], there: Iterable[s
 def local_path(folder: Path, name: str) -> Path:
     """Return the place of a snapshot's file within a folder. Raises UserError for one that would lie outside."""
     path = folder / name
+    # A snapshot is data that somebody may have written; it must not reach outside of the run.
     if Path(name).is_absolute() or ".." in Path(name).parts:
         raise UserError(f"the mirror names a file outside of the run: {name!r}", "it was not written by windtunnel")
     return path

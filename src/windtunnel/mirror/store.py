@@ -129,6 +129,7 @@ class Store:
     def put(self, key: str, data: bytes) -> None:
         """Write an object and make sure that the store has what was sent. Raises StoreError."""
         self._call("write", key, lambda fs, path: self._replace(fs, path, data), make=True)
+        # Stores have answered well and kept nothing; here that is found while the run's folder still has it.
         if not self._holds(key, data):
             raise StoreError(f"{self.place}/{key} does not read back as it was written")
 
@@ -220,6 +221,7 @@ class Store:
         if self.place.scheme == "sftp":
             sftp.exclusive(fs, path, data)
             return
+        # The store itself decides which of two writers was first.
         fs.pipe_file(path, data, mode="create")
 
     def _call(self, what: str, key: str, work: Any, *, make: bool = False) -> Any:
@@ -248,6 +250,7 @@ class Store:
         if self._system is None:
             import fsspec
 
+            # Nothing cached: another process, or another machine, changes what is there.
             options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
             if self.place.scheme == "s3":
                 options["config_kwargs"] = {
@@ -274,6 +277,7 @@ class Store:
             return StoreError(
                 f"{place}: cannot {what}: {_brief(error)}", f"ssh {place.partition('://')[2].partition('/')[0]}, once"
             )
+        # Five clients have five kinds of errors; what they say is what tells them apart.
         if isinstance(error, PermissionError) or _LOGIN.search(text):
             why = "expired" if "xpired" in text else "missing or refused"
             return StoreError(f"{place}: cannot {what}: credentials are {why} ({_brief(error)})", self._scheme.login)
@@ -293,6 +297,7 @@ class _Exists(StoreError):
 def _brief(error: Exception) -> str:
     """Return an error's first line without what might be a secret: what the environment holds, what looks like a key."""
     text = (str(error) or type(error).__name__).strip().partition("\n")[0]
+    # Clients put what they were given into their messages.
     for name, value in os.environ.items():
         if len(value) >= 8 and re.search(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", name):
             text = text.replace(value, "***")

@@ -117,10 +117,12 @@ class Mirror:
 
     def _bring_checkpoints(self) -> None:
         """Bring over the newest first; one that has gone here goes there once a newer one is whole there."""
+        # Newest first: if the machine goes away in the middle, that is the one to go on from.
         here: dict[str, Checkpoint] = {c.path.name: c for c in reversed(self._checkpoints.every())}
         for name, checkpoint in here.items():
             manifest = f"checkpoints/{name}/checkpoint.json"
             with contextlib.suppress(Vanished):
+                # The manifest is small and names all files with their checksums: it tells whether anything changed.
                 kept = self._small(checkpoint.path / "checkpoint.json")
                 if self._whole.get(name, {}).get(manifest) == kept:
                     continue
@@ -130,6 +132,7 @@ class Mirror:
                     continue
                 self._whole[name] = {**files, manifest: kept}
                 self._steps[name] = checkpoint.step, checkpoint.has_optimizer
+        # Until a newer one is whole there, the old one is the only way back.
         resumable = [step for name, (step, whole) in self._steps.items() if whole and name in here]
         for name in [name for name in self._whole if name not in here]:
             if any(step > self._steps[name][0] for step in resumable):
@@ -160,6 +163,7 @@ class Mirror:
                 file.seek(start)
                 return self._send(file.read(BLOCK_BYTES))
 
+        # One connection does not fill a link to a store.
         with ThreadPoolExecutor(max_workers=UPLOADS) as pool:
             return tuple(pool.map(send, range(0, size, BLOCK_BYTES)))
 
@@ -210,6 +214,7 @@ class Mirror:
     def _write_snapshot(self, state: dict[str, Kept]) -> None:
         files = {path: kept for whole in self._whole.values() for path, kept in whole.items()} | state
         made = Snapshot(self._run.name, self._lease.token, self._newest()[0], files)
+        # Nothing changed: a snapshot more would only push out an older one.
         if self._snapshots and (self._snapshots[-1][1].files, self._snapshots[-1][1].session) == (files, made.session):
             return
         self._keeper.require()
@@ -251,6 +256,7 @@ def read_database(path: Path | str) -> bytes:
             contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10.0)) as source,
             contextlib.closing(sqlite3.connect(":memory:")) as copy,
         ):
+            # SQLite's own copy has what is in the WAL too; a copy of the file would lack the last steps.
             source.backup(copy)
             return copy.serialize()
     except sqlite3.Error as error:
