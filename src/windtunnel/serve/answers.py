@@ -74,6 +74,7 @@ class Hub:
 
     def notify(self, news: asyncio.Event, soon: bool) -> None:
         """Set an event in the loop; called from the generator's thread."""
+        # Two rounds, so that a first word is not held up by the text of a hundred others.
         (self._soon if soon else self._text).add(news)
 
 
@@ -85,6 +86,7 @@ class Run:
         try:
             self.tickets = generator.submit(jobs, lambda ticket: self._tell(hub, ticket), stream=stream)
         except QueueFull as full:
+            # Clients of OpenAI's API wait so long by themselves.
             headers = {"Retry-After": str(full.retry_after)}
             raise APIError(429, "the server is busy, try again later", code="queue_full", headers=headers) from None
         except GenerationFailed:
@@ -146,6 +148,7 @@ class Answer:
         self.prepared, self.run = prepared, run
         self._head = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
         self._json = json.JSONEncoder(ensure_ascii=False).encode
+        # Encoded once: a streamed answer has hundreds of events that begin alike.
         self._opening = self._json({**self._head, "object": self.kind_of_event}).removesuffix("}")  # of every event
 
     async def whole(self) -> dict[str, Any]:
@@ -168,6 +171,7 @@ class Answer:
             for index, piece in found:
                 events += [self._event([choice], usage) for choice in self.chunks(index, piece, first=index not in begun)]
                 begun.add(index)
+                # By choices, not by events: the end goes out with the last text, without another wake-up.
                 left -= piece.finish is not None
             if not left:
                 events += [self._event([], self._usage())] if options.include_usage else []

@@ -57,6 +57,7 @@ def create_app(generator: Generator, *, model: str, limits: Serve, access: Acces
         yield
         await asyncio.to_thread(generator.close)
 
+    # No pages that describe the API: they load scripts from elsewhere, and need no token.
     app = FastAPI(title="windtunnel", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     metrics = ServerMetrics(generator)
     hub = functools.cache(Hub)  # of the event loop that the first request runs in
@@ -71,6 +72,7 @@ def create_app(generator: Generator, *, model: str, limits: Serve, access: Acces
             parsed = parse_request(kind, await read_body(request, max_body))
             if parsed.model != model:
                 raise _no_such_model(parsed.model, model)
+            # Long prompts take a while to become tokens; the loop has other streams to send.
             prepared = await asyncio.to_thread(prepare, parsed, generator, limits)
             run = Run(generator, hub(), prepared.jobs, parsed.stream)
             answer = (ChatAnswer if kind is ChatRequest else Answer)(prepared, run, model)
@@ -78,6 +80,7 @@ def create_app(generator: Generator, *, model: str, limits: Serve, access: Acces
                 return EventStream(answer, request.state.request_id, record)
             body = await _unless_gone(request, answer)
         except APIError as error:
+            # Refusals are counted too: a server that answers 429 all day is busy, and shows it.
             record.end(error.status)
             return error_response(error)
         except BaseException:
@@ -126,6 +129,7 @@ class EventStream(StreamingResponse):
 async def _unless_gone(request: Request, answer: Answer) -> dict[str, Any]:
     """Return the whole answer, or end it as soon as the client has closed the connection."""
     whole = asyncio.create_task(answer.whole())
+    # Whoever hangs up would otherwise hold a slot until its answer is whole.
     gone = asyncio.create_task(_disconnected(request))
     try:
         await asyncio.wait({whole, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -163,6 +167,7 @@ def _add_models(app: FastAPI, card: dict[str, Any]) -> None:
 
 
 def _add_pages(app: FastAPI, generator: Generator, metrics: ServerMetrics, needs_token: bool) -> None:
+    # From this package alone: the page works where there is no internet.
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
 
     @app.get("/")

@@ -50,6 +50,7 @@ class Record:
         """Note that the answer is complete, or given up, with its HTTP status; a second call changes nothing."""
         if not self._ended:
             self._ended = True
+            # By status alone: a label for each model or user would grow without bound.
             self._metrics.requests.labels(str(status)).inc()
             self._metrics.latency.observe(time.monotonic() - self._started)
 
@@ -71,6 +72,7 @@ class GeneratorCollector(Collector):
             "windtunnel_sequences_failed": ("Sequences given up because a step failed", stats.failed),
             "windtunnel_decode_steps": ("Decode steps over all slots", stats.steps),
         }
+        # Read when they are asked for: the generator's thread counts anyway, and knows nothing of servers.
         for name, (text, value) in counters.items():
             yield CounterMetricFamily(name, text, value=value)
         rate = stats.tokens_per_second(time.monotonic())

@@ -21,6 +21,7 @@ Stop = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 Zero = Annotated[float, Field(ge=0, le=0)]
 
 
+# Strict: what is misspelt or of another type would otherwise be left out, and the client never know.
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -155,6 +156,7 @@ def parse_request(kind: type[Request], raw: bytes) -> Request:
     null = {str(p["loc"][0]) for p in problems if p["loc"] and str(p["loc"][0]) in _NULLABLE}
     if null:
         data = json.loads(raw)
+        # Parsed again without them: pydantic has no word for a null that means the default.
         kept = {key: value for key, value in data.items() if not (key in null and value is None)}
         if len(kept) < len(data):
             return parse_request(kind, json.dumps(kept).encode())
@@ -164,6 +166,7 @@ def parse_request(kind: type[Request], raw: bytes) -> Request:
         words = first["msg"].removeprefix("Value error, ") if of_all else "the request body must be a JSON object"
         raise APIError(400, words, param=words.split()[0] if of_all else None, code="invalid_value")
     name = str(first["loc"][0])
+    # Known and not supported is another error than a slip of the pen.
     if first["type"] == "extra_forbidden" and name in _OF_OTHERS:
         raise APIError(400, f"{name!r} is not supported by this server", param=name, code="unsupported_parameter")
     if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
@@ -225,6 +228,7 @@ def prepare(request: CompletionRequest | ChatRequest, generator: Generator, limi
     wanted = {"logprobs": request.logprobs, "score_prompt": request.echo and request.logprobs is not None}
     jobs: list[GenerationJob] = []
     texts: list[str] = []
+    # One seed for a request: its choices count on from there, and differ.
     total, seed = 0, _seed(request)
     for prompt in prompts:
         ids = _encode(prompt, generator, limits)
@@ -241,6 +245,7 @@ def _prepare_chat(request: ChatRequest, generator: Generator, limits: Serve) -> 
         _check_size("max_completion_tokens" if request.max_completion_tokens else "max_tokens", asked, limits)
     _check_choices(request.n, "n", limits)
     messages = [message.plain() for message in request.messages]
+    # In bytes, and before the template runs: its time grows with what it is given.
     _check_bytes(sum(len(m["content"].encode("utf-8", "surrogatepass")) for m in messages), "messages", limits)
     try:
         ids = tuple(generator.text.chat(messages))
@@ -276,6 +281,7 @@ def _prompts(request: CompletionRequest) -> Sequence[str | list[int]]:
 
 def _encode(prompt: str | list[int], generator: Generator, limits: Serve) -> tuple[int, ...]:
     if isinstance(prompt, list):
+        # An empty list is an empty text, which the tokenizer begins in its own way.
         ids = tuple(prompt) or tuple(generator.text.encode(""))
     else:
         _check_bytes(len(prompt.encode("utf-8", "surrogatepass")), "prompt", limits)
@@ -306,6 +312,7 @@ def _check_bytes(size: int, name: str, limits: Serve) -> None:
 
 def _check_ids(ids: tuple[int, ...], name: str, generator: Generator) -> None:
     """Refuse a prompt that the model has no rows for, as of another model's tokenizer, or no room."""
+    # Ids that clients send themselves: an index beyond the table would end the step of all sequences.
     wrong = next((i for i in ids if i >= generator.vocab), None)
     if wrong is not None:
         message = f"{name}: token id {wrong} is outside the model's vocabulary of {generator.vocab}"

@@ -42,6 +42,7 @@ def serve(
     Raises:
         UserError: the address is taken or not this machine's, it is open to others without a token, or there is no model.
     """
+    # Before anything is loaded: a page's address is often pasted with its path.
     for origin in origins:
         parts = urlsplit(origin)
         if origin != "*" and (parts.scheme not in ("http", "https") or not parts.netloc or parts.path or parts.query):
@@ -56,6 +57,7 @@ def serve(
             print(f"warn: {warning}", file=sys.stderr, flush=True)
         from windtunnel.web import serve_app
 
+        # Now, beside a model that is loaded: FastAPI is not needed to refuse a port.
         from .app import create_app
 
         app = create_app(source.generator, model=source.name, limits=source.limits, access=access, created=source.created)

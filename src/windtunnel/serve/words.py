@@ -27,6 +27,7 @@ _GIVEN = (
 
 def in_words(name: str, problems: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     """Return (message, code) for what pydantic found wrong with one parameter; of several forms the one that was nearest."""
+    # Of a union pydantic tells what is wrong with each form; the one whose type fits is meant.
     of_type = [p for p in problems if p["type"] in _TYPES]
     problem = next((p for p in problems if p["type"] not in _TYPES), problems[0])
     kind, given, limits, path = problem["type"], problem["input"], problem.get("ctx", {}), _path(problem["loc"])
@@ -45,6 +46,7 @@ def in_words(name: str, problems: Sequence[Mapping[str, Any]]) -> tuple[str, str
         wanted = " or ".join(dict.fromkeys(_TYPES[p["type"]] for p in of_type))
         told = next((words for of, words in _GIVEN if isinstance(given, of)), "null")
         return f"Invalid type for {path!r}: expected {wanted}, but got {told} instead.", "invalid_type"
+    # Each form of a union says its own; more than a few help nobody.
     own = dict.fromkeys(p["msg"].removeprefix("Value error, ") for p in problems)
     return f"{name}: {' or: '.join(list(own)[:4])}", "invalid_value"
 
