@@ -75,6 +75,7 @@ class Decoder:
         """
         rows, columns = out.shape
         lift = 2.0**coding.shift
+        # The power of two goes into the scales, of which there are few, and not into the weights.
         lifted = scale * lift
         if torch.equal(lifted.isinf(), scale.isinf()):
             scale, lift = lifted, 1.0
@@ -86,11 +87,13 @@ class Decoder:
             first, step, block = 0, rows, (1, block[1])
         row, band, spread = 0, -1, scale
         while row < rows:
+            # A tile never crosses a block's edge, so that one row of scales serves all of it.
             upto = min(rows, row + step)
             if block[0] > 1:
                 upto = min(upto, ((first + row) // block[0] + 1) * block[0] - first)
                 if band != (first + row) // block[0]:
                     band = (first + row) // block[0]
+                    # Kept for all tiles of the band: spreading costs as much as multiplying.
                     spread = scale[band : band + 1].repeat_interleave(block[1], 1)[:, :columns]
             part, some = out[row:upto], codes[row:upto]
             values = self._values(some, coding, part.shape)
@@ -109,6 +112,7 @@ class Decoder:
         """Return the codes' values times 2^-shift, (R, C) fp32, in the buffer."""
         count = shape.numel()
         if self._float.numel() < count:
+            # Grown, never shrunk: allocating takes longer than decoding a small matrix.
             self._wide = torch.empty(count, dtype=torch.int16, device=self.device)
             self._float = torch.empty(count, device=self.device)
         wide, values = self._wide[:count], self._float[:count].view(shape)
@@ -161,6 +165,7 @@ def reference(codes: Tensor, coding: Coding, scale: Tensor, block: tuple[int, in
         block: rows and columns that share a scale.
     """
     if coding.name == "e2m1":
+        # By look-up, sharing nothing with the integer operations above.
         table = torch.tensor([*FP4_VALUES, *(-value for value in FP4_VALUES)])
         values = torch.stack([table[(codes & 15).long()], table[(codes >> 4).long()]], -1).flatten(-2)
     else:
@@ -186,6 +191,8 @@ def encode_blocks(weight: Tensor, block: tuple[int, int]) -> tuple[Tensor, Tenso
     padded[:rows, :columns] = weight
     tiles = padded.view(grid[0], block[0], grid[1], block[1])
     scale = tiles.abs().amax((1, 3)).div_(E4M3_MAX)
+    # Zeros over zero would be NaN.
     scale[scale == 0] = 1.0
+    # Divided, not multiplied by a reciprocal, which would round once more.
     tiles.div_(scale[:, None, :, None])
     return padded[:rows, :columns].to(E4M3).view(torch.uint8), scale

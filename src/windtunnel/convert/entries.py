@@ -103,6 +103,7 @@ def make_entries(source: StoredModel, choice: Choice) -> tuple[list[Entry], list
     scales = {scale.name for scale in pairs.values()}
     entries, left_out = [], []
     for name, tensor in source.tensors.items():
+        # Written with their weights, or gone with them.
         if name in scales:
             continue
         renamed = _renamed(name, source.config, choice)
@@ -128,6 +129,7 @@ def _check_found(source: StoredModel, choice: Choice, entries: list[Entry], quan
         raise UserError(f"{source.folder}: nothing is left to convert", "choose other layers with --only-layers")
     if choice.to == "fp8" and not any(entry.kind == "encode" for entry in entries):
         raise UserError(f"{source.folder}: it has no linear layers to write in fp8", "name a folder with bf16 weights of a model")
+    # Stacked and single names of one tensor, or two layers that became one by --only-layers.
     twice = {entry.outputs[0].name: entry for entry in entries}
     if len(twice) < len(entries):
         name = next(entry.outputs[0].name for entry in entries if twice[entry.outputs[0].name] is not entry)
@@ -143,6 +145,7 @@ def _pair(source: StoredModel, said: Said) -> dict[str, Stored]:
     pairs: dict[str, Stored] = {}
     for name, tensor in tensors.items():
         if name.endswith("_blocks") and tensor.dtype == "U8":
+            # gpt-oss names both after the module, without .weight.
             scale = tensors.get(name.removesuffix("_blocks") + "_scales")
         elif tensor.dtype in CODED or tensor.dtype in ("I8", "U8"):
             scale = next((tensors[other] for other in _scale_names(name) if other in tensors), None)
@@ -151,6 +154,7 @@ def _pair(source: StoredModel, said: Said) -> dict[str, Stored]:
             continue
         if scale is not None:
             pairs[name] = scale
+        # Bytes without a scale may be anything; fp8 codes without one are half a weight.
         elif tensor.dtype in CODED or name.endswith(("_blocks", PACKED)):
             raise UserError(
                 f"{source.folder / tensor.file}: {name} is {tensor.dtype} and has no scale ({_scale_names(name)[0]} or the like)",
@@ -227,6 +231,7 @@ def _decoded(source: StoredModel, said: Said, weight: Stored, scale: Stored, nam
     rows, columns = (1, *shape)[-2:] if shape else (1, 1)
     matrices = math.prod(shape[:-2])
     block = _block(source, said, weight, scale, shape, coding)
+    # Under the name that the same model has in bf16.
     output = Output(name.removesuffix("_packed"), "BF16", shape, 2 * math.prod(shape))
     return Entry((output,), "decode", weight, scale, coding, matrices, rows, columns, block)
 
@@ -255,9 +260,11 @@ def _block(
         return (1, GROUP)
     if coding.name == "e2m1":
         raise _misfit(source, weight, scale, f"{list(groups)}, one for {GROUP} weights")
+    # As the config says; DeepSeek-V3's where it says nothing.
     for block in said.blocks or (BLOCK,):
         if len(shape) > 1 and grid == (*leading, *grid_of(rows, columns, block)):
             return block
+    # One scale for all: taken for that only where the config does not name blocks.
     if said.by_row and (grid == (*leading, 1, 1) or (math.prod(grid) == 1 and not leading)):
         return (max(1, rows), max(1, columns))
     if said.by_row and grid in ((*leading, rows, 1), (*leading, rows)) and len(shape) > 1:
@@ -342,6 +349,7 @@ def _renamed(name: str, config: dict[str, Any], choice: Choice) -> str | None:
 
 def _is_further(name: str, config: dict[str, Any]) -> bool:
     """Return whether a tensor is of a block that predicts further tokens."""
+    # DeepSeek counts such blocks on behind the others; others call them mtp.
     found, count = LAYER.search(name), _blocks(config)
     return MTP.match(name) is not None or (found is not None and count is not None and int(found[1]) >= count)
 
@@ -350,6 +358,7 @@ def make_config(config: dict[str, Any], choice: Choice, entries: Iterable[Entry]
     """Return the config.json that belongs to what is written."""
     made = copy.deepcopy(config)
     text = text_part(made)
+    # Models with images describe the language model in a part of its own, and some say the same in both.
     for place in (made, text):
         for key in ("quantization_config", "compression_config", "expert_dtype"):
             place.pop(key, None)
@@ -359,6 +368,7 @@ def make_config(config: dict[str, Any], choice: Choice, entries: Iterable[Entry]
     if made and not {"dtype", "torch_dtype"} & text.keys():
         text["dtype"] = "bfloat16"
     if choice.to == "fp8":
+        # Named, or engines would look for scales of routers and heads.
         kept = {entry.outputs[0].name for entry in entries if entry.kind == "copy" and len(entry.outputs[0].shape) == 2}
         made["quantization_config"] = {
             "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": list(BLOCK),
@@ -383,5 +393,6 @@ def _choose_layers(text: dict[str, Any], layers: tuple[int, ...]) -> None:
         if isinstance(text.get(key), int):
             text[key] = sum(layer < text[key] for layer in layers)
     for key, value in text.items():
+        # Lists with an entry for each layer; other lists of that length exist, hence the endings.
         if isinstance(value, list) and len(value) >= count and key.endswith(("_types", "_ratios", "_pattern", "_layers_list")):
             text[key] = [value[layer] for layer in layers]

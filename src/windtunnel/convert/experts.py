@@ -50,6 +50,7 @@ class StoredFP8:
         self._files = Files(folder, source.stamps)
         self._entries = {entry.outputs[0].name: entry for entry in make_entries(source, Choice())[0]}
         self.names = list(self._entries)
+        # One tells for all: files hold their experts alike, and each is looked at when it is read.
         first = next((e for name, e in self._entries.items() if e.kind == "decode" and ".experts." in name), None)
         said = read_said(source)
         whole = said.by_row and not said.blocks
@@ -68,11 +69,13 @@ class StoredFP8:
         """
         entry = self._entries.get(name)
         if not self.is_coded(name):
+            # A model in bf16 may be held in fp8 too: its experts are encoded as they are read.
             plain = self._plain[name]() if entry is None else self._files.tensor(entry.weight)
             codes, scale = encode_blocks(plain, self.block)
             return codes.view(E4M3), scale
         if entry is None or entry.scale is None or entry.coding != CODINGS["e4m3"] or entry.matrices != 1:
             raise self._otherwise(name, "in a way of its own" if entry is None else f"as {entry.weight.dtype}")
+        # Another grid in the same buffer would be scales of other weights.
         if entry.block != self.block:
             raise self._otherwise(name, f"with a scale for each {entry.block[0]} x {entry.block[1]} weights")
         codes = self._files.bytes_of(entry.weight, 0, entry.weight.bytes).view(E4M3).view(entry.rows, entry.columns)
@@ -143,6 +146,7 @@ def weights_beside_experts(model: PreTrainedModel, folder: Path) -> dict[str, Ca
     stored, readers = StoredFP8(folder), decoded_weights(folder)
     places = {f"{name}.{key}": None for name, module in model.named_modules() if holds_experts(module) for key in PARTS}
     sources = expert_sources(model, stored.names, places)
+    # Those that are stored in fp8 are decoded as they are: through fp8 again they would lose a little more.
     for name in (name for experts in sources.values() for parts in experts.values() for name in parts.values()):
         if not stored.is_coded(name):
             readers[name] = partial(_through_fp8, readers[name], stored.block)

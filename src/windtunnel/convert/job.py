@@ -90,18 +90,21 @@ def convert_folder(
     config = make_config(read.config, choice, entries)
     shards = plan_shards(entries)
     job = {"to": asdict(choice), "config": config, "shards": {shard.name: digest_of(shard) for shard in shards}}
+    # As it will be read back: tuples become lists, and would differ.
     job = json.loads(json.dumps(job))
     devices = _devices(device, workers)
     _check_place(source, to)
     if (to / REPORT).is_file():
         return _there(to, read, job, shards, begun)
     partial = to.with_name(f"{to.name}.partial")
+    # Before the folder is made; what an earlier attempt has written is counted below.
     if not partial.exists():
         _check_room(to, sum(shard.size for shard in shards))
     try:
         partial.mkdir(parents=True, exist_ok=True)
         with _alone(partial, to), one_thread():  # each worker is one: a tile that fits a cache gains nothing from more
             writer = ShardWriter(read, partial, shards, devices, progress, stop or threading.Event())
+            # Each finished shard is hashed again: after a power cut the disk need not have what was noted.
             kept = writer.keep(_take_up(partial, job))
             _check_room(to, sum(shard.size for shard in shards if not shard.made))
             writer.run()
@@ -111,9 +114,11 @@ def convert_folder(
             for name in ("job.json", NOTES):
                 (partial / name).unlink(missing_ok=True)
             (partial / ".lock").unlink(missing_ok=True)
+            # Last of all: who sees the folder sees all of it.
             partial.rename(to)
             fsync_folder(to.parent)
     except OSError as error:
+        # The same error for reading and writing: told apart by whose folder it is in.
         if error.filename and error.filename2 is None and Path(error.filename).parent == source:
             raise UserError(f"{error.filename} cannot be read: {error.strerror}", "look at its permissions") from None
         free = shutil.disk_usage(to.parent).free / 1e9 if to.parent.is_dir() else 0.0
@@ -140,6 +145,7 @@ def _check_place(source: Path, to: Path) -> None:
 def _there(to: Path, source: StoredModel, job: dict[str, Any], shards: list[Shard], begun: float) -> Converted:
     """Return a finished conversion, if it is this one."""
     report = _own(to / REPORT, "name another folder, or remove that one")
+    # The same source, options and result: then the command was only given once more.
     same = report.get("job") == job and report.get("source_files") == {k: v for k, v in sorted(source.stamps.items())}
     whole = all((to / shard.name).is_file() and (to / shard.name).stat().st_size == shard.size for shard in shards)
     if not same or not whole:
@@ -182,6 +188,7 @@ def _devices(device: str, workers: int | None) -> list[torch.device]:
     gpus = range(torch.cuda.device_count())
     if device != "cuda" and device not in [f"cuda:{number}" for number in gpus]:
         raise UserError(f"--device {device} is not here", f"use cpu, cuda or one of cuda:0-{gpus[-1]}")
+    # Several workers for each GPU: one reads and writes while another computes.
     return [torch.device("cuda", number % len(gpus)) if device == "cuda" else torch.device(device) for number in range(count)]
 
 
@@ -197,6 +204,7 @@ def _take_up(partial: Path, job: dict[str, Any]) -> dict[str, dict[str, Any]]:
         raise UserError(f"{partial} is there and is no conversion", "name another folder, or remove that one")
     else:
         write_json(partial / "job.json", job)
+    # Half of a shard is not gone on with: which of its tensors are whole is not known.
     for path in partial.glob("*.part"):
         path.unlink()
     return noted
@@ -230,9 +238,11 @@ def _finish(source: StoredModel, folder: Path, config: dict[str, Any], shards: l
     if config:
         write_json(folder / "config.json", config)
     for path in sorted(source.folder.iterdir()):
+        # Tokenizer, template, licence: what is small and no weight belongs to the model.
         plain = path.is_file() and not path.name.startswith(".") and path.name not in OWN
         if plain and not path.name.endswith(NOT_COPIED) and path.stat().st_size <= SMALL:
             shutil.copyfile(path, folder / path.name)
+            # On the disk before the folder gets its name, like the weights.
             with open(folder / path.name, "rb") as copied:
                 os.fsync(copied.fileno())
 

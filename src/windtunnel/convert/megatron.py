@@ -82,11 +82,13 @@ def megatron_parameters(config: Mapping[str, Any]) -> tuple[Parameter, ...]:
     family = config.get("model_type")
     if family not in MEGATRON_FAMILIES:
         raise UserError(f"model_type {family!r} has no map to Megatron here", f"those that have: {', '.join(MEGATRON_FAMILIES)}")
+    # Layers that are neither all dense nor all sparse have no rule here that was tried.
     sparse = config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1
     if family == "qwen3_moe" and sparse:
         raise UserError(
             "qwen3_moe with dense layers (mlp_only_layers, decoder_sparse_step) has no map to Megatron", "another model"
         )
+    # Refused, not left out: the model would compute something else and train on.
     biased = next((key for key in ("attention_bias", "mlp_bias") if config.get(key)), None)
     if biased is not None and family != "qwen2":
         raise UserError(
@@ -136,6 +138,7 @@ class _Model:
             )
             name = f"decoder.layers.{layer}.self_attention.linear_qkv.{kind}"
             yield Parameter(name, sources, "qkv", split=0, layer=layer, groups=self.groups)
+        # Norms of each head, which the other families do not have.
         if self.family in ("qwen3", "qwen3_moe"):
             for part in ("q", "k"):
                 yield self._copy(layer, f"self_attention.{part}_layernorm.weight", f"self_attn.{part}_norm.weight", (self.head,))
@@ -203,6 +206,7 @@ def experts_of(config: Mapping[str, Any]) -> int:
 def megatron_problem(config: Mapping[str, Any], ranks: Ranks) -> str | None:
     """Return why so many ranks cannot share the model; None where they can."""
     heads = int(config["num_attention_heads"])
+    # Latent attention has no key-value heads of its own: all heads share one vector.
     groups = heads if config["model_type"] == "deepseek_v3" else int(config.get("num_key_value_heads") or heads)
     experts = experts_of(config)
     if heads % ranks.tensor or groups % ranks.tensor:
@@ -215,6 +219,7 @@ def megatron_problem(config: Mapping[str, Any], ranks: Ranks) -> str | None:
     for parameter in megatron_parameters(config):
         split = parameter.split
         if split is not None and parameter.expert is None:
+            # Gate and up are two matrices in one: each is shared out by itself.
             parts = parameter.shape[split] // (2 if parameter.how == "gated" else 1)
             if parts % ranks.tensor:
                 return f"layout.tensor: {parts:,} rows or columns of {parameter.name} over {ranks.tensor} ranks"

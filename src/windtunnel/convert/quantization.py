@@ -50,6 +50,7 @@ def read_said(source: StoredModel) -> Said:
             f"{source.folder / 'config.json'}: weight_block_size is {block!r}, expected two numbers above zero",
             "take the config.json that belongs to the weights; DeepSeek-V3's says [128, 128]",
         )
+    # Every block that is named anywhere: which one a weight has, its scale's shape tells among these.
     found = [] if block is None else [block]
     for name, weights in _groups(keys).items():
         size, structure = weights.get("group_size"), weights.get("block_structure")
@@ -64,6 +65,7 @@ def read_said(source: StoredModel) -> Said:
 
 
 def _keys(source: StoredModel) -> dict[str, Any]:
+    # The first that says anything: writers differ in where they put it.
     for place in (source.config, source.config.get("text_config")):
         for key in ("quantization_config", "compression_config"):
             if isinstance(place, dict) and isinstance(place.get(key), dict):
@@ -91,6 +93,7 @@ def check_method(source: StoredModel, said: Said) -> None:
     for name, weights in _groups(keys).items():
         if weights.get("type") == "int":
             raise UserError(f"{folder}: its weights are int{weights.get('num_bits', '')} (config_groups.{name})", KNOWN)
+    # Only where the config says mxfp4: other packings have the same endings.
     packed = "mxfp4" in _formats(keys)
     for name in source.tensors:
         if name.endswith((".qweight", *(() if packed else (PACKED,)))):

@@ -54,6 +54,7 @@ def plan_shards(entries: list[Entry]) -> list[Shard]:
         files.setdefault(entry.weight.file, []).append(entry)
     shards = []
     for name, held in files.items():
+        # Known beforehand, so that every tensor has its place and any worker can write it.
         header = header_of([output for entry in held for output in entry.outputs])
         offset, places = len(header), []
         for entry in held:
@@ -68,6 +69,7 @@ def plan_shards(entries: list[Entry]) -> list[Shard]:
 
 def digest_of(shard: Shard) -> str:
     """Return what distinguishes one way to make a shard from another."""
+    # All that decides its bytes: with other layers or another config the same name is another shard.
     text = repr([(e.kind, e.weight, e.scale, e.block, e.outputs) for e in shard.entries])
     return xxhash.xxh3_128(text.encode()).hexdigest()
 
@@ -102,6 +104,7 @@ class ShardWriter:
             line = noted.get(shard.name)
             path = self._folder / shard.name
             same = line is not None and line["from"] == _stamps(self._source, shard)
+            # Of other source files it would be another model's shard under the same name.
             if line is None or not same or not _is_whole(path, shard, line["tensors"], self._stop):
                 path.unlink(missing_ok=True)
                 return
@@ -128,6 +131,7 @@ class ShardWriter:
             with self._lock:
                 if shard.file < 0:
                     shard.file = os.open(self._folder / f"{shard.name}.part", os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+                    # Its whole size at once: a disk that is full says so here, and workers may write in any order.
                     os.ftruncate(shard.file, shard.size)
             made = worker.convert(entry, [_writer(shard.file, place) for place in shard.places[number]])
             with self._lock:
@@ -141,6 +145,7 @@ class ShardWriter:
 
     def _close(self, shard: Shard) -> None:
         """Bring a shard to the disk, give it its name, then note it."""
+        # The header last: a file without it is never taken for a whole one.
         _writer(shard.file, 0)(0, np.frombuffer(shard.header, np.uint8))
         os.fsync(shard.file)
         os.close(shard.file)
@@ -150,6 +155,7 @@ class ShardWriter:
         with self._lock, open(self._folder / NOTES, "a", encoding="utf-8") as notes:
             notes.write(line + "\n")
             notes.flush()
+            # The note after the shard it speaks of: a line promises that the file is on the disk.
             os.fsync(notes.fileno())
 
     def _count(self, count: int) -> None:
@@ -177,6 +183,7 @@ class ShardWriter:
                 self._failure = self._failure or error
                 self._stop.set()
 
+        # Threads: NumPy, PyTorch and file calls let go of Python's lock.
         threads = [threading.Thread(target=work, args=(device,), daemon=True) for device in self._devices[: max(1, len(tasks))]]
         for thread in threads:
             thread.start()

@@ -50,6 +50,7 @@ def verify_folder(source: Path | str, to: Path | str, choice: Choice | None = No
             if found is None or (found.dtype, found.shape) != (output.dtype, output.shape):
                 raise _differs(made, output.name, "is missing" if found is None else f"is {found.dtype} {list(found.shape)}")
     chosen: list[Entry] = []
+    # Some of each kind: hundreds of gigabytes are not read twice.
     for kind in ("decode", "copy"):
         some = [entry for entry in entries if entry.kind == kind]
         chosen += random.Random(SEED).sample(some, min(samples, len(some)))
@@ -68,6 +69,7 @@ def _compare(entry: Entry, made: StoredModel, before: Files, after: Files, rng: 
     """Compare some rows of a tensor; returns how many weights that were."""
     name = entry.outputs[0].name
     stored = made.tensors[name]
+    # Whole: what was only copied is read as fast as the disk gives it.
     if entry.kind == "copy":
         for start in range(0, stored.bytes, 1 << 24):
             size = min(1 << 24, stored.bytes - start)
@@ -81,6 +83,7 @@ def _compare(entry: Entry, made: StoredModel, before: Files, after: Files, rng: 
     for matrix in sorted(rng.sample(range(entry.matrices), min(4, entry.matrices))):
         for first, rows in _bands(entry, rng):
             codes = before.bytes_of(entry.weight, (matrix * entry.rows + first) * width, rows * width).view(rows, width)
+            # Bands begin with a block, so that the plain formula needs no offset within one.
             block_row = first // entry.block[0]
             wanted = reference(codes, entry.coding, scale[matrix][block_row:], entry.block)
             if entry.transposed:

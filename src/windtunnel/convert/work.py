@@ -80,6 +80,7 @@ class Files:
             except OSError as error:
                 path = self._folder / tensor.file
                 raise UserError(f"{path} cannot be read at {tensor.name}: {error.strerror}", "look at its disk") from None
+            # A file that another process writes anew would give zeros for weights.
             if got == 0:
                 raise UserError(f"{self._folder / tensor.file} became shorter while it was read", "let nothing else write there")
             done += got
@@ -117,6 +118,7 @@ class Measured:
             integers, infinity = SIGNS[self.dtype]
             bits = data.view(integers)
             unsigned = bits.view(f"u{integers.__name__}")
+            # As whole numbers: sorted like floats where the sign is apart, and several times faster to go through.
             high, low = int(bits.max()), int(unsigned.max())
             top = 1 << (8 * bits.itemsize - 1)
             if high >= infinity or low >= top + infinity:
@@ -131,6 +133,7 @@ class Measured:
     def _see_slowly(self, data: np.ndarray, clean: bool) -> None:
         """Do the same where something is not finite."""
         values = torch.from_numpy(data).view(WIDTH[self.dtype])
+        # Devices give NaN different bits, and the same checkpoint must have one checksum.
         if clean:
             canonical_nan(values)
         self.nan += int(values.isnan().sum())
@@ -183,6 +186,7 @@ class Worker:
         Returns:
             What the report says of it, without names.
         """
+        # Both sides are hashed as they pass: a checksum needs no second reading.
         before = Measured(entry.weight.dtype)
         after = [Measured(output.dtype) for output in entry.outputs]
         facts: dict[str, Any] = {}
@@ -208,6 +212,7 @@ class Worker:
         assert entry.scale is not None
         assert entry.coding is not None
         scale, width = self._scale(entry), entry.row_bytes
+        # A matrix that is turned must be there as a whole.
         step = max(1, self._band // max(1, width)) if not entry.transposed else entry.rows
         offset = 0
         for matrix in range(entry.matrices):
@@ -259,6 +264,7 @@ class Worker:
             if not bool(weight.isfinite().all()):
                 raise UserError(f"{entry.weight.file}: {entry.weight.name} has NaN or infinite values", "repair the model first")
             codes, scale = encode_blocks(weight, entry.block)
+            # Decoded as a reader would: what the report calls the error is what a model gets to see.
             back = torch.empty(rows, columns, dtype=torch.bfloat16, device=self._device)
             self._decoder.decode(codes, entry.coding, scale, entry.block, 0, back)  # type: ignore[arg-type]
             off = (back.float() - weight).abs_()
@@ -322,6 +328,7 @@ def decoded_weights(folder: Path) -> dict[str, Callable[[], Tensor]]:
     if not is_coded(folder):
         return model.open_weights(folder)
     source = read_stored(folder)
+    # One worker, hence one reader at a time: its buffers are shared by all of them.
     worker = Worker(Files(folder, source.stamps), torch.device("cpu"), lambda: False, lambda count: None)
 
     def read(entry: Entry) -> Tensor:
@@ -351,6 +358,7 @@ def is_coded(folder: Path) -> bool:
         for path in model.weight_files(folder):
             with safe_open(path, framework="np") as file:
                 for name in file.keys():  # noqa: SIM118
+                    # By headers alone: no weight is read for the answer.
                     if file.get_slice(name).get_dtype() in CODED or name.endswith(("_blocks", ".qweight", ".weight_packed")):
                         return True
     except (OSError, SafetensorError, UserError):
