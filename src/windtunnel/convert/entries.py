@@ -16,7 +16,7 @@ from windtunnel.model import FETCH_AGAIN, Stored, StoredModel
 from windtunnel.recipe import UserError
 
 from .decode import CODINGS, Coding, grid_of
-from .quantization import ACTIVATIONS, PACKED, Said, check_method, read_said
+from .quantization import ACTIVATIONS, PACKED, Quantization, check_method, read_quantization
 
 To = Literal["bf16", "fp8"]
 BLOCK = (128, 128)
@@ -97,9 +97,9 @@ def make_entries(source: StoredModel, choice: Choice) -> tuple[list[Entry], list
     Raises:
         UserError: a weight without a scale, a scale without a weight, a grid that does not fit, or a format that is not known.
     """
-    said = read_said(source)
-    check_method(source, said)
-    pairs = _pair(source, said)
+    quantized = read_quantization(source)
+    check_method(source, quantized)
+    pairs = _pair(source, quantized)
     scales = {scale.name for scale in pairs.values()}
     entries, left_out = [], []
     for name, tensor in source.tensors.items():
@@ -110,7 +110,7 @@ def make_entries(source: StoredModel, choice: Choice) -> tuple[list[Entry], list
         if renamed is None or name.endswith(ACTIVATIONS):
             left_out.append(name)
         elif name in pairs:
-            entries.append(_decoded(source, said, tensor, pairs[name], renamed))
+            entries.append(_decoded(source, quantized, tensor, pairs[name], renamed))
         elif choice.to == "fp8" and _is_linear(tensor):
             entries.append(_encoded(tensor, renamed))
         else:
@@ -139,7 +139,7 @@ def _check_found(source: StoredModel, choice: Choice, entries: list[Entry], quan
 # Pairs of weights and scales
 
 
-def _pair(source: StoredModel, said: Said) -> dict[str, Stored]:
+def _pair(source: StoredModel, quantized: Quantization) -> dict[str, Stored]:
     """Return the scale of every quantised weight by the weight's name."""
     tensors = source.tensors
     pairs: dict[str, Stored] = {}
@@ -149,7 +149,7 @@ def _pair(source: StoredModel, said: Said) -> dict[str, Stored]:
             scale = tensors.get(name.removesuffix("_blocks") + "_scales")
         elif tensor.dtype in CODED or tensor.dtype in ("I8", "U8"):
             scale = next((tensors[other] for other in _scale_names(name) if other in tensors), None)
-            scale = _of_stack(source, said, tensor) if scale is None else scale
+            scale = _of_stack(source, quantized, tensor) if scale is None else scale
         else:
             continue
         if scale is not None:
@@ -181,7 +181,7 @@ def _scale_names(weight: str) -> list[str]:
     return names if stem != weight else [names[0], names[2]]
 
 
-def _of_stack(source: StoredModel, said: Said, weight: Stored) -> Stored | None:
+def _of_stack(source: StoredModel, quantized: Quantization, weight: Stored) -> Stored | None:
     """Return the part of stacked scales that is an expert's: transformers saves so what it quantised itself.
 
     Raises:
@@ -196,7 +196,7 @@ def _of_stack(source: StoredModel, said: Said, weight: Stored) -> Stored | None:
     size = stack.bytes // experts
     start = stack.start + int(found[2]) * size
     if joined and rows > 1:
-        height = (*said.blocks, BLOCK)[0][0]
+        height = (*quantized.blocks, BLOCK)[0][0]
         if rows % 2 or weight.shape[0] % height:
             raise UserError(
                 f"{source.folder / stack.file}: a scale of {stack.name} is for {height} rows of gate and up together, and the "
@@ -219,7 +219,7 @@ def _is_scale(tensor: Stored, tensors: dict[str, Stored]) -> bool:
     )
 
 
-def _decoded(source: StoredModel, said: Said, weight: Stored, scale: Stored, name: str) -> Entry:
+def _decoded(source: StoredModel, quantized: Quantization, weight: Stored, scale: Stored, name: str) -> Entry:
     """Return the entry of a quantised weight."""
     if scale.dtype not in SCALE_TYPES:
         raise UserError(f"{source.folder / scale.file}: {scale.name} is {scale.dtype}", f"scales are {', '.join(SCALE_TYPES)}")
@@ -230,7 +230,7 @@ def _decoded(source: StoredModel, said: Said, weight: Stored, scale: Stored, nam
         shape = (*shape[:-1], 2 * shape[-1])
     rows, columns = (1, *shape)[-2:] if shape else (1, 1)
     matrices = math.prod(shape[:-2])
-    block = _block(source, said, weight, scale, shape, coding)
+    block = _block(source, quantized, weight, scale, shape, coding)
     # Under the name that the same model has in bf16.
     output = Output(name.removesuffix("_packed"), "BF16", shape, 2 * math.prod(shape))
     return Entry((output,), "decode", weight, scale, coding, matrices, rows, columns, block)
@@ -247,7 +247,7 @@ def _gpt_oss(source: StoredModel, weight: Stored, scale: Stored, name: str) -> E
 
 
 def _block(
-    source: StoredModel, said: Said, weight: Stored, scale: Stored, shape: tuple[int, ...], coding: Coding
+    source: StoredModel, quantized: Quantization, weight: Stored, scale: Stored, shape: tuple[int, ...], coding: Coding
 ) -> tuple[int, int]:
     """Return how many rows and columns share a scale: as the config says, never as the shapes would also allow.
 
@@ -261,17 +261,17 @@ def _block(
     if coding.name == "e2m1":
         raise _misfit(source, weight, scale, f"{list(groups)}, one for {GROUP} weights")
     # As the config says; DeepSeek-V3's where it says nothing.
-    for block in said.blocks or (BLOCK,):
+    for block in quantized.blocks or (BLOCK,):
         if len(shape) > 1 and grid == (*leading, *grid_of(rows, columns, block)):
             return block
     # One scale for all: taken for that only where the config does not name blocks.
-    if said.by_row and (grid == (*leading, 1, 1) or (math.prod(grid) == 1 and not leading)):
+    if quantized.by_row and (grid == (*leading, 1, 1) or (math.prod(grid) == 1 and not leading)):
         return (max(1, rows), max(1, columns))
-    if said.by_row and grid in ((*leading, rows, 1), (*leading, rows)) and len(shape) > 1:
+    if quantized.by_row and grid in ((*leading, rows, 1), (*leading, rows)) and len(shape) > 1:
         return (1, max(1, columns))
-    block = (*said.blocks, BLOCK)[0]
+    block = (*quantized.blocks, BLOCK)[0]
     wanted = [*leading, *grid_of(rows, columns, block)]
-    rest = f"; or {[*leading, rows, 1]}, one for each row; or one for the tensor" if said.by_row else ""
+    rest = f"; or {[*leading, rows, 1]}, one for each row; or one for the tensor" if quantized.by_row else ""
     raise _misfit(source, weight, scale, f"{wanted}, one for {block[0]} x {block[1]} weights{rest}")
 
 

@@ -18,7 +18,7 @@ from windtunnel.recipe import UserError
 
 from .decode import CODINGS, E4M3, encode_blocks, scale_values
 from .entries import BLOCK, Choice, Entry, make_entries
-from .quantization import read_said
+from .quantization import read_quantization
 from .work import Files, decoded_weights, is_coded
 
 if TYPE_CHECKING:  # whoever evaluates a GPT comes by here too, and need not wait for it
@@ -52,8 +52,8 @@ class StoredFP8:
         self.names = list(self._entries)
         # One tells for all: files hold their experts alike, and each is looked at when it is read.
         first = next((e for name, e in self._entries.items() if e.kind == "decode" and ".experts." in name), None)
-        said = read_said(source)
-        whole = said.by_row and not said.blocks
+        quantized = read_quantization(source)
+        whole = quantized.by_row and not quantized.blocks
         if first is not None and first.coding == CODINGS["e4m3"] and not whole:  # else a scale for each row, or one for all
             self.block, self.has_experts = first.block, True
 

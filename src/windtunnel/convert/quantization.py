@@ -27,8 +27,8 @@ NOT_KNOWN = {
 
 
 @dataclass(frozen=True)
-class Said:
-    """What a model's files say.
+class Quantization:
+    """How a model's files say that its weights are coded.
 
     Attributes:
         keys: the keys and values as they stand there; {} where nothing is said.
@@ -41,7 +41,7 @@ class Said:
     by_row: bool
 
 
-def read_said(source: StoredModel) -> Said:
+def read_quantization(source: StoredModel) -> Quantization:
     """Return what a model's config.json, or ModelOpt's file beside it, says. Raises UserError where that cannot be read."""
     keys = _keys(source)
     block = keys.get("weight_block_size")
@@ -61,7 +61,7 @@ def read_said(source: StoredModel) -> Said:
             found.append(structure)
         elif weights.get("strategy") == "group" and isinstance(size, int) and size > 0:
             found.append([1, size])
-    return Said(keys, tuple(dict.fromkeys((rows, columns) for rows, columns in found)), bool(keys) and block is None)
+    return Quantization(keys, tuple(dict.fromkeys((rows, columns) for rows, columns in found)), bool(keys) and block is None)
 
 
 def _keys(source: StoredModel) -> dict[str, Any]:
@@ -76,13 +76,13 @@ def _keys(source: StoredModel) -> dict[str, Any]:
         beside = parse_json(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read as JSON: {error}", "fetch it again") from None
-    said = beside.get("quantization") if isinstance(beside, dict) else None
-    return {"quant_method": "modelopt", **said} if isinstance(said, dict) else {}
+    keys = beside.get("quantization") if isinstance(beside, dict) else None
+    return {"quant_method": "modelopt", **keys} if isinstance(keys, dict) else {}
 
 
-def check_method(source: StoredModel, said: Said) -> None:
+def check_method(source: StoredModel, quantized: Quantization) -> None:
     """Refuse what is coded in a way that is not known here. Raises UserError."""
-    keys, folder = said.keys, source.folder
+    keys, folder = quantized.keys, source.folder
     if keys.get("quant_method") not in METHODS:
         raise UserError(f"{folder}: quant_method is {keys['quant_method']}", KNOWN)
     if keys.get("transform_config"):
@@ -103,19 +103,19 @@ def check_method(source: StoredModel, said: Said) -> None:
             raise UserError(f"{folder}: {name} {what}", KNOWN)
 
 
-def _groups(said: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def _groups(keys: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return what compressed-tensors says of the weights of each group of layers."""
-    groups = said.get("config_groups")
+    groups = keys.get("config_groups")
     held = groups.items() if isinstance(groups, dict) else ()
     return {name: group["weights"] for name, group in held if isinstance(group, dict) and isinstance(group.get("weights"), dict)}
 
 
-def _formats(said: dict[str, Any]) -> set[str]:
+def _formats(keys: dict[str, Any]) -> set[str]:
     """Return how compressed-tensors packs weights, by the first word: mxfp4-pack-quantized is mxfp4."""
-    groups = said.get("config_groups")
-    held = [said, *groups.values()] if isinstance(groups, dict) else [said]
+    groups = keys.get("config_groups")
+    held = [keys, *groups.values()] if isinstance(groups, dict) else [keys]
     return {str(one["format"]).partition("-")[0] for one in held if isinstance(one, dict) and one.get("format")}
 
 
-def _is_block(said: Any) -> bool:
-    return isinstance(said, list) and len(said) == 2 and all(type(number) is int and number > 0 for number in said)
+def _is_block(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(type(number) is int and number > 0 for number in value)
