@@ -17,7 +17,7 @@ SHARE = 0.75
 """Of the memory that this process can have: what learning takes and what stays between rounds may fill so much of it together."""
 
 
-class InTurn:
+class InTurnSampler:
     """The learner's own process: transformers' own model with a copy of the weights. See `Sampler`.
 
     On a GPU with plenty of memory the copy stays from round to round, with the cache and the recordings of its steps, which take

@@ -24,7 +24,7 @@ from windtunnel.train import Ask, ByCopy, Engine, Feed, HeldOutAnswers, HFEngine
 from .curriculum import prompt_levels
 from .drift import Drift
 from .engine_share import engines_of
-from .in_turn import InTurn
+from .in_turn import InTurnSampler
 from .judges import Judges, PromptQuestion, as_text, prompt_text
 from .judges_process import ProcessRewards
 from .kept_rounds import KeptRounds
@@ -32,8 +32,8 @@ from .learner import Learner, PromptBatches
 from .placed_rewards import PlacedRewards, judges_log
 from .rewards import Rewards
 from .rollouts import Collector, Stopped
-from .rounds import Ahead, OneByOne, Rounds, largest_of
-from .sampler import Beside
+from .rounds import Rounds, RoundsAhead, SynchronousRounds, largest_of
+from .sampler import EngineSampler
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class Reinforcement:
         questions = held_out_prompts(work.recipe, work.data, stage.answers.prompts)
         tokens = stage.answers.tokens or stage.answer_tokens
         # Rank 0 alone judges: one score decides for all ranks.
-        judge = _Knowing(engine.rewards, engine.drift) if work.ranks.first else None
+        judge = _HeldOutJudges(engine.rewards, engine.drift) if work.ranks.first else None
 
         def stop() -> bool:
             return work.stop.requested is not None
@@ -124,7 +124,7 @@ class ByEngines:
 
 
 @dataclass
-class _Knowing:
+class _HeldOutJudges:
     """Judges that must know something of the first held-out answers, before a round is made for them."""
 
     rewards: Judges
@@ -159,7 +159,7 @@ def _judges(stage: GRPO, ranks: Ranks, run: Path) -> Judges:
 def _rounds(work: Work, inner: HFEngine, stage: GRPO, rewards: Judges, loader: PromptLoader) -> Rounds:
     """Return what gives the rounds to learn from. Raises UserError where engines cannot be shared out."""
     text, ranks = WholeText(work.data.tokenizer, answer_ends(work.recipe, work.data)), work.ranks
-    sampler = InTurn(inner, stage, ranks, text) if stage.engine == "in-turn" else _engines(work, inner, stage, text)
+    sampler = InTurnSampler(inner, stage, ranks, text) if stage.engine == "in-turn" else _engines(work, inner, stage, text)
 
     def alive() -> None:
         ranks.heartbeat.beat("generating")
@@ -171,22 +171,22 @@ def _rounds(work: Work, inner: HFEngine, stage: GRPO, rewards: Judges, loader: P
         stop=lambda: work.stop.requested is not None, alive=alive, say=log.warning,
     )  # fmt: skip
     if not stage.overlap:
-        return OneByOne(sampler, collector, stage.updates)
-    assert isinstance(sampler, Beside)
+        return SynchronousRounds(sampler, collector, stage.updates)
+    assert isinstance(sampler, EngineSampler)
     # Rounds are kept as long as a checkpoint is that goes on with them: it is asked which there are.
     store = CheckpointStore(work.run.checkpoints_dir)
     kept = KeptRounds(
         work.run.path / ROLLOUTS / AHEAD, ranks.rank, ranks.world, loader.file,
         lambda: [checkpoint.step for checkpoint in store.all()], stage.overlap,
     )  # fmt: skip
-    return Ahead(
+    return RoundsAhead(
         stage.overlap, stage.updates, sampler, collector, kept, largest_of(ranks), alive, log.warning, in_flight=stage.in_flight
     )  # fmt: skip
 
 
-def _engines(work: Work, inner: HFEngine, stage: GRPO, text: WholeText) -> Beside:
+def _engines(work: Work, inner: HFEngine, stage: GRPO, text: WholeText) -> EngineSampler:
     share = engines_of(stage, work.run.manifest["plan"], work.ranks.world)
-    return Beside(inner, stage, work.ranks, text, share, work.run.path / WEIGHTS, say=log.warning)
+    return EngineSampler(inner, stage, work.ranks, text, share, work.run.path / WEIGHTS, say=log.warning)
 
 
 def answer_ends(recipe: Recipe, data: PreparedData) -> frozenset[int]:

@@ -25,7 +25,7 @@ from windtunnel.train import RANKS_TIMEOUT, Ranks
 
 from .kept_rounds import Answered, KeptRounds
 from .rollouts import Agree, Collector, Stopped
-from .sampler import Beside, Sampler
+from .sampler import EngineSampler, Sampler
 
 WAIT_SECONDS = 0.2
 BASE = "ahead_from"
@@ -65,7 +65,7 @@ class Rounds(Protocol):
 
 
 @dataclass
-class OneByOne:
+class SynchronousRounds:
     """Each round by the weights that learn from it.
 
     Args:
@@ -106,7 +106,7 @@ class OneByOne:
 
 
 @dataclass
-class Ahead:
+class RoundsAhead:
     """Rounds ahead of the learner, at most `overlap` of them. All ranks call every method together.
 
     Args:
@@ -123,7 +123,7 @@ class Ahead:
 
     overlap: int
     updates: int
-    sampler: Beside
+    sampler: EngineSampler
     collector: Collector
     kept: KeptRounds
     agree: Agree

@@ -67,7 +67,7 @@ def most_slots(stage: GRPO, ranks: Ranks) -> int:
     return min(MOST_SLOTS, stage.prompts * stage.samples // ranks.world)
 
 
-class Beside:
+class EngineSampler:
     """Engines in processes of their own. Weights reach them from all learners together, by the disk or directly, with a canary.
 
     Args:
