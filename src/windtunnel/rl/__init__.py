@@ -7,7 +7,6 @@ from windtunnel import lazy
 from .errors import BrokenSnapshot, EngineFailed, StaleWeights
 
 if TYPE_CHECKING:
-    from .advantages import all_equal, group_advantages
     from .batches import micro_batches, pack
     from .canary import TOLERANCE, Canary, score
     from .cross_check import Checked
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from .placed_rewards import start_judges
     from .rewards import Rewards
     from .rewards import combine as combine_verdicts
-    from .rollouts import Collector, Round, Sample
+    from .rollouts import Collector, Round, Sample, all_equal, group_advantages
     from .send import Held, WeightSender
     from .snapshot import Publisher, newest_snapshot, open_snapshot
     from .sync import Offer, offer_weights, publish_base, publish_weights, require_fresh, send_weights

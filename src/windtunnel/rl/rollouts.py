@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -21,7 +21,6 @@ from windtunnel.generate import GenerationFailed, GenerationJob, Generator, Tick
 from windtunnel.recipe import GRPO, UserError
 from windtunnel.verify import plan_ends
 
-from .advantages import all_equal, group_advantages
 from .cross_check import AT_ONCE, CrossChecks
 from .judges import Judges, Reward, prompt_text
 
@@ -31,6 +30,10 @@ PATIENCE = (5.0, 10.0, 20.0, 25.0)
 """Seconds before answers are judged anew of which nothing is known although judges have worked: a service may start again."""
 CHECK = 1
 """Last part of the seed that draws which answers are judged once more."""
+EPSILON = 1e-4
+"""Added to a standard deviation before it divides, as in the peers."""
+EQUAL = 1e-8
+"""Rewards of a group that differ by no more are equal."""
 
 
 class Stopped(Exception):
@@ -314,6 +317,39 @@ def write_round(folder: Path, number: int, found: Round, keep: int) -> None:
 def runs_of(versions: Any) -> list[list[int]]:
     """Return [version, tokens] of each run of tokens that the same version of the weights gave."""
     return [[version, len(list(run))] for version, run in itertools.groupby(versions.tolist())]
+
+
+def group_advantages(
+    rewards: Sequence[float], baseline: Literal["group", "leave-one-out"] = "group", scale: Literal["group", "none"] = "group"
+) -> list[float]:
+    """Return the advantages of the answers to one prompt.
+
+    Args:
+        rewards: of each answer; NaN where nothing is known.
+        baseline: the mean of all (GRPO, arXiv:2402.03300), or for each answer that of the others (RLOO, arXiv:2402.14740),
+            which is n / (n - 1) times as far away.
+        scale: divide by the sample standard deviation of the group, or not (Dr. GRPO, arXiv:2503.20783).
+
+    Returns:
+        One for each answer; NaN where its reward is, and everywhere if fewer than two are known: one alone has no other to be
+        better than.
+    """
+    known = [reward for reward in rewards if not math.isnan(reward)]
+    if len(known) < 2:
+        return [math.nan] * len(rewards)
+    # Sums that are exact do not depend on the order of the answers, which differs between machines.
+    mean = math.fsum(known) / len(known)
+    # That of the others is (n * mean - reward) / (n - 1): as far away, times n / (n - 1).
+    factor = len(known) / (len(known) - 1) if baseline == "leave-one-out" else 1.0
+    if scale == "group":
+        factor /= math.sqrt(math.fsum((reward - mean) ** 2 for reward in known) / (len(known) - 1)) + EPSILON
+    return [factor * (reward - mean) for reward in rewards]  # NaN stays NaN
+
+
+def all_equal(rewards: Sequence[float]) -> bool:
+    """Return whether the known rewards of a group are all the same, so that nothing can be learned from it."""
+    known = [reward for reward in rewards if not math.isnan(reward)]
+    return len(known) < 2 or max(known) - min(known) <= EQUAL
 
 
 def best_of(rewards: Sequence[float], count: int | None) -> set[int]:
