@@ -31,7 +31,7 @@ class Wanted:
 
     @property
     def bundles(self) -> list[dict[str, float]]:
-        """What each takes, learners first."""
+        """Return what each takes, learners first."""
         if not self.tensor:
             return [{"CPU": 1.0}] * (self.learners + self.engines)
         # Ray never splits a bundle over nodes: that keeps the ranks of an engine, which talk in every layer, on one.

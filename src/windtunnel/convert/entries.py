@@ -67,12 +67,12 @@ class Entry:
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Rows and columns of blocks in a matrix, the last ones perhaps cut off."""
+        """Return rows and columns of blocks in a matrix, the last ones perhaps cut off."""
         return grid_of(self.rows, self.columns, self.block)
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row of codes."""
+        """Return the bytes of a row of codes."""
         assert self.coding is not None
         return self.columns // self.coding.per_byte
 

@@ -145,7 +145,7 @@ class _Model:
         yield self._copy(layer, "self_attention.linear_proj.weight", "self_attn.o_proj.weight", (self.dim, queries), split=1)
 
     def _latent(self, layer: int) -> Iterator[Parameter]:
-        """Multi-head latent attention: down projections are on every tensor-parallel rank, up projections are shared out."""
+        """Yield latent attention: down projections are on every tensor-parallel rank, up projections are shared out."""
         get = self.config.get
         nope, rope, value = (
             int(get(k) or d) for k, d in (("qk_nope_head_dim", 128), ("qk_rope_head_dim", 64), ("v_head_dim", 128))

@@ -57,13 +57,13 @@ class Holder:
 
     @property
     def gone(self) -> bool:
-        """Whether its process is known to have ended: one of this machine can be looked for."""
+        """Return whether its process is known to have ended: one of this machine can be looked for."""
         process = ProcessId.parse(self.process)
         return self.released or (self.place == _place() and process is not None and process.alive is False)
 
     @property
     def who(self) -> str:
-        """The process and machine, in words."""
+        """Return the process and machine, in words."""
         return str(ProcessId.parse(self.process) or "an unknown process")
 
 
@@ -80,7 +80,7 @@ class Lease:
 
     @property
     def token(self) -> str:
-        """Unique for this holding."""
+        """Return what is unique for this holding."""
         return self._holder.token
 
     @classmethod

@@ -128,7 +128,7 @@ def newest_run_in(url: str, recipe: str) -> str | None:
 
 
 def _is_of(folder: Path, found: Snapshot, say: Callable[[str], None], *, aside: bool) -> bool:
-    """Whether the run's folder here is the one that the mirror was made of, so that it is at least as new. Raises UserError."""
+    """Return whether the folder here is the one that the mirror was made of, so that it is at least as new. Raises UserError."""
     if found.session in read_state(folder).get("sessions", ()):
         say(f"mirror: {folder} is here already, and is what the mirror was made of")
         return True

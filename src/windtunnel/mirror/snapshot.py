@@ -45,7 +45,7 @@ class Block:
 
     @property
     def key(self) -> str:
-        """Its object."""
+        """Return its object."""
         return f"{BLOCKS}/{self.name}"
 
 

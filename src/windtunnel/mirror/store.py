@@ -90,7 +90,7 @@ class Place:
 
     @property
     def root(self) -> str:
-        """The path as the store has it: that of a server begins below its name."""
+        """Return the path as the store has it: that of a server begins below its name."""
         return "/" + self.path.partition("/")[2] if self.scheme == "sftp" else self.path
 
     def __truediv__(self, name: str) -> Place:
@@ -193,7 +193,7 @@ class Store:
         self._system = None
 
     def _holds(self, key: str, data: bytes) -> bool:
-        """Whether an object is what was sent: by the store's own MD5 where it tells one, else by reading it back."""
+        """Return whether an object is what was sent: by the store's own MD5 where it tells one, else by reading it back."""
 
         def described(fs: Any, path: str) -> dict[str, Any]:
             fs.invalidate_cache()

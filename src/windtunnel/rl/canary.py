@@ -46,7 +46,7 @@ class Canary:
         return found, found.mean <= self.mean and found.largest <= self.largest
 
     def as_json(self) -> dict[str, Any]:
-        """JSON that `from_json` reads; fp32 survives exactly."""
+        """Return JSON that `from_json` reads; fp32 survives exactly."""
         lists = {"tokens": self.tokens.tolist(), "log_probabilities": self.log_probabilities.double().tolist()}
         return lists | {"mean": self.mean, "largest": self.largest}
 

@@ -63,7 +63,7 @@ class Bench:
 
     @property
     def cut_off(self) -> Path:
-        """Where the watched publisher leaves its photographs."""
+        """Return where the watched publisher leaves its photographs."""
         return self.folder / "cut-off"
 
     def publish(self, version: int) -> Path:
@@ -79,7 +79,7 @@ class Bench:
         return path
 
     def load(self, path: Path, version: int) -> Receipt:
-        """Into the engine. Raises CheckFailed where it refuses."""
+        """Load a version into the engine. Raises CheckFailed where it refuses."""
         from windtunnel.rl import BrokenSnapshot, StaleWeights
 
         try:
@@ -108,7 +108,7 @@ class Bench:
         )
 
     def sampled(self, version: int) -> Mismatch:
-        """On answers that the engine samples, with its cache, and the learner scores whole. Raises CheckFailed."""
+        """Compare both on answers that the engine samples with its cache. Raises CheckFailed."""
         import torch
 
         from windtunnel.rl import measure_mismatch, score
@@ -303,7 +303,7 @@ def tuning_export(context: Context, say: Say) -> Evidence:
 
 
 def _is_tuned(context: Context) -> bool:
-    """Recipes without engines: where there are some, the check of the weights' way to them shows more."""
+    """Return whether a recipe has no engines: where there are some, weight-sync shows more."""
     return not context.is_gpt and context.recipe.rl is None
 
 

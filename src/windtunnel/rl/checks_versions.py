@@ -160,7 +160,7 @@ def unmoved(job: HFJob, first: Path, second: Path) -> tuple[int, list[str]]:
 
 
 def _learners(job: HFJob) -> dict[str, tuple[torch.Size, Tensor | None]]:
-    """Shape and value of each parameter as it should be in an engine, in fp32; None for the value of what is packed in fp8.
+    """Return shape and fp32 value of each parameter as it should be in an engine; no value of what is packed in fp8.
 
     Not by the code that publishes: adapters are merged by peft.
     """

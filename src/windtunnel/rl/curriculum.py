@@ -41,7 +41,7 @@ class Levels:
 
     @property
     def level(self) -> float:
-        """The newest level that is asked."""
+        """Return the newest level that is asked."""
         return self.levels[self.place]
 
     def sums(self, found: Round) -> tuple[float, int]:

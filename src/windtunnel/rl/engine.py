@@ -162,7 +162,7 @@ class InferenceEngine:
         return Receipt(version, self._receiver.tensors, self._receiver.bytes, found, time.monotonic() - began)
 
     def score(self, tokens: Tensor) -> Scores:
-        """Log-probabilities of tokens (B, T) int64, each given those before it."""
+        """Return log-probabilities of tokens (B, T) int64, each given those before it."""
         return Scores(self.version, _score(self._loaded(), tokens))
 
     def submit(self, jobs: Sequence[GenerationJob], notify: Notify) -> list[Ticket]:
@@ -177,7 +177,7 @@ class InferenceEngine:
 
     @property
     def progress(self) -> int:
-        """A number that grows while jobs are answered."""
+        """Return a number that grows while jobs are answered."""
         return 0 if self._generation is None else self._generation.stats.steps + self._generation.stats.prompt_tokens
 
     def close(self) -> None:
@@ -310,6 +310,6 @@ def _score(model: PreTrainedModel, tokens: Tensor) -> Tensor:
 
 
 def _of_tokens(logits: Tensor, tokens: Tensor) -> Tensor:
-    """Log-probabilities (B, T) fp32 on the host of tokens (B, T) by logits (B, T, vocab)."""
+    """Return log-probabilities (B, T) fp32 on the host of tokens (B, T) by logits (B, T, vocab)."""
     chosen: Tensor = torch.log_softmax(logits.float(), -1).gather(-1, tokens[..., None])[..., 0]
     return chosen.cpu()

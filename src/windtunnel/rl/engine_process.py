@@ -139,7 +139,7 @@ class EngineProcess(RemoteEngine):
 
     @property
     def pid(self) -> int:
-        """Of its process."""
+        """Return the number of its process."""
         return int(self._process.pid)
 
     def score(self, tokens: Tensor) -> Scores:

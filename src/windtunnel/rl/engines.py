@@ -50,7 +50,7 @@ class _Place:
 
     @property
     def open(self) -> list[int]:
-        """Numbers of the jobs without an answer."""
+        """Return the numbers of the jobs without an answer."""
         return [number for number, ticket in self.asked.items() if not ticket.over]
 
 
@@ -91,17 +91,17 @@ class Engines:
 
     @property
     def alive(self) -> bool:
-        """Whether it can be expected to answer."""
+        """Return whether it can be expected to answer."""
         return not self._closed and self._failure is None
 
     @property
     def waiting(self) -> int:
-        """Sequences without a slot yet."""
+        """Return how many sequences have no slot yet."""
         return max(0, sum(len(place.open) for place in self._places) - self.slots)
 
     @property
     def running(self) -> int:
-        """Sequences in slots."""
+        """Return how many sequences are in slots."""
         return min(self.slots, sum(len(place.open) for place in self._places))
 
     def take(self, path: Path, version: int) -> list[Receipt]:

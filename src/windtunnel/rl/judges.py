@@ -122,7 +122,7 @@ class Judges(ABC):
 
     @property
     def metric(self) -> str:
-        """What judges, in words."""
+        """Return what judges, in words."""
         return " + ".join(source.name if source.of is None else f"{source.name} of {source.of}" for source in self.sources)
 
     def awaited(self, asked: Future[Any]) -> Any:

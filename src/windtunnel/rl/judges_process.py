@@ -67,7 +67,7 @@ class ProcessRewards(RemoteJudges):
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Return the number of the process."""
         return int(self._process.pid)
 
     def request(self, method: str, *arguments: Any) -> Future[Any]:

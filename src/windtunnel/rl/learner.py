@@ -55,7 +55,7 @@ class PromptBatches:
 
     @property
     def position(self) -> int:
-        """Prompts consumed, over all ranks."""
+        """Return the prompts consumed, over all ranks."""
         return self.loader.position
 
     @position.setter
@@ -73,7 +73,7 @@ class PromptBatches:
         return self.loader.prompts
 
     def next_batch(self) -> Batch:
-        """Never called: batches are made of rollouts."""
+        """Refuse: batches are made of rollouts, and nobody calls this."""
         raise NotImplementedError
 
     def seek(self, position: int) -> None:
@@ -150,7 +150,7 @@ class Learner:
         return self._rounds.generator()
 
     def validate(self) -> None:
-        """There are no held-out targets: held-out prompts are answered instead."""
+        """Do nothing: held-out prompts are answered instead of targets scored."""
 
     def state_dict(self) -> EngineState:
         """Return the policy's state, with the reference if there is one."""
@@ -189,7 +189,7 @@ class Learner:
         self.inner.close()
 
     def _begin_reference(self) -> None:
-        """Until the first update the reference is the policy."""
+        """Have the reference be the policy until the first update."""
         if self._reference is not None and not self.inner.job.optimizer.steps:
             self._reference.take()
 
@@ -209,7 +209,7 @@ class Learner:
 
     @property
     def _made(self) -> int:
-        """Rounds that the weights have behind them."""
+        """Return the rounds that the weights have behind them."""
         return self.inner.job.optimizer.steps // self._stage.updates
 
     def _fresh(self, found: Round) -> Round:

@@ -71,7 +71,7 @@ class Sample:
 
     @property
     def token_versions(self) -> Any:
-        """(n,) int64, of the weights that gave each token."""
+        """Return (n,) int64 versions of the weights that gave each token."""
         return np.full(len(self.tokens), self.version, dtype=np.int64) if self.versions is None else self.versions
 
     def to_json(self) -> dict[str, Any]:
@@ -108,12 +108,12 @@ class Round:
 
     @property
     def samples(self) -> Iterator[Sample]:
-        """All answers that are learned from."""
+        """Return all answers that are learned from."""
         return (sample for group in self.groups for sample in group)
 
     @property
     def everything(self) -> list[Sample]:
-        """All answers, learned from or not."""
+        """Return all answers, learned from or not."""
         return [sample for group in (*self.groups, *self.dropped) for sample in group]
 
 

@@ -154,7 +154,7 @@ def version_folder(folder: Path, version: int) -> Path:
 
 
 def published(folder: Path) -> list[Path]:
-    """Folders of complete versions, oldest first; what is still being written, or never was completed, is not among them."""
+    """Return the folders of complete versions, oldest first; what is still being written is not among them."""
     found = [(int(match[1]), path) for path in folder.iterdir() if (match := _FOLDER.fullmatch(path.name))]
     return [path for _, path in sorted(found)]
 

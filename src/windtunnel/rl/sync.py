@@ -86,7 +86,7 @@ class Offer:
 
     @property
     def tokens(self) -> int:
-        """Of the canary's sequences."""
+        """Return the tokens of the canary's longest sequence."""
         return max(map(len, self.canary["tokens"]))
 
 

@@ -70,16 +70,16 @@ class Packed:
 
     @property
     def size(self) -> int:
-        """Bytes of its tensors."""
+        """Return the bytes of its tensors."""
         return sum(size for _, _, size in self._parts())
 
     @property
     def room(self) -> int:
-        """Bytes of the bucket, each tensor beginning where any dtype may."""
+        """Return the bytes of the bucket, each tensor beginning where any dtype may."""
         return sum(padded(size) for _, _, size in self._parts())
 
     def text(self) -> str:
-        """JSON that `read` reads."""
+        """Return JSON that `read` reads."""
         return json.dumps(asdict(self))
 
     @staticmethod
@@ -104,7 +104,7 @@ class Packed:
 
 
 def padded(size: int) -> int:
-    """Bytes that a tensor takes in a bucket, so that the next one begins where any dtype may."""
+    """Return the bytes that a tensor takes in a bucket, so that the next one begins where any dtype may."""
     return -(-size // 16) * 16
 
 
@@ -121,12 +121,12 @@ def digest(flat: Tensor) -> str:
 
 
 def bucket_key(group: int, turn: int, number: int) -> str:
-    """Where the store has a bucket's `Packed`; with `/taken` how many workers have it. `turn`: of the group's versions."""
+    """Return where the store has a bucket's `Packed`; with `/taken` how many workers have it. `turn`: of the group's versions."""
     return f"{group}/{turn}/{number}"
 
 
 def joined_key(group: int) -> str:
-    """Where the store counts the workers that have joined."""
+    """Return where the store counts the workers that have joined."""
     return f"{group}/joined"
 
 

@@ -179,7 +179,7 @@ class VLLMEngine:
 
     @property
     def progress(self) -> int:
-        """A number that grows while jobs are answered."""
+        """Return a number that grows while jobs are answered."""
         stats = None if self._generator is None else self._generator.stats
         return 0 if stats is None else stats.prompt_tokens + stats.completion_tokens
 
@@ -278,7 +278,7 @@ class Interpreter:
 
     @property
     def exitcode(self) -> int | None:
-        """As of a process; None: it runs."""
+        """Return what it ended with; None: it runs."""
         return self._popen.poll()
 
     def is_alive(self) -> bool:

@@ -29,7 +29,7 @@ class ServerMetrics:
         self.registry.register(GeneratorCollector(generator))
 
     def text(self) -> bytes:
-        """Prometheus's text format."""
+        """Return all of them in Prometheus's text format."""
         return generate_latest(self.registry)
 
 

@@ -59,7 +59,7 @@ class Sampled(_Strict):
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """The stop strings as a tuple."""
+        """Return the stop strings as a tuple."""
         return () if self.stop is None else (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
 
