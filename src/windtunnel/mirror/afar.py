@@ -34,15 +34,15 @@ def look(url: str, root: Path) -> Path:
     found = require_snapshot(store)
     # Of checkpoints their manifests alone, by which runs are listed: weights are what takes minutes.
     light = {name: kept for name, kept in found.files.items() if not name.startswith(CHECKPOINTS) or name.endswith(".json")}
-    return bring_files(store, replace(found, files=light), root)
+    return bring_files(store, replace(found, files=light), root / found.run)
 
 
 def read_log(url: str, place: Path) -> tuple[str, str]:
     """Return a run's name, and its log as the mirror has it. place: a folder for it. Raises UserError."""
     store = Store(Place.parse(url))
     found = require_snapshot(store)
-    run = bring_files(store, replace(found, files={name: kept for name, kept in found.files.items() if name == LOG}), place)
-    file = run / LOG
+    only = replace(found, files={name: kept for name, kept in found.files.items() if name == LOG})
+    file = bring_files(store, only, place / found.run) / LOG
     return found.run, file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
 
 

@@ -86,22 +86,30 @@ def _put_in_place(restored: Path, folder: Path) -> None:
         restored.parent.rmdir()
 
 
-def bring_files(store: Store, found: Snapshot, root: Path) -> Path:
-    """Bring the files of a snapshot to a folder of runs where nothing else works with them; returns the run's folder there.
+def bring_files(store: Store, found: Snapshot, folder: Path, say: Callable[[str], None] = lambda text: None) -> Path:
+    """Bring those files of a snapshot that a folder lacks, or has otherwise; returns the folder. Nothing else may work with it.
 
     Raises:
         UserError: no room, or damaged blocks.
     """
-    folder = root / found.run
-    wanted = {local_path(folder, name): kept for name, kept in found.files.items()}
+    done, said, began = 0, time.monotonic(), time.monotonic()
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        wanted = {local_path(folder, name): kept for name, kept in found.files.items()}
+        missing = {path: kept for path, kept in wanted.items() if not _matches(path, kept)}
+        total = sum(kept.size for kept in missing.values())
+        _require_room(folder, total)
+        say(f"mirror: bringing {found.run}, step {found.step:,}: {total / 2**20:,.1f} MiB from {store.place}")
         with ThreadPoolExecutor(max_workers=DOWNLOADS) as pool:
-            for path, kept in wanted.items():
-                if not _matches(path, kept):
-                    _write(path, kept, store, pool)
+            for path, kept in missing.items():
+                _write(path, kept, store, pool)
+                done += kept.size
+                if time.monotonic() - said > SAY_SECONDS:
+                    said = time.monotonic()
+                    say(f"mirror: {done / 2**20:,.0f} of {total / 2**20:,.0f} MiB")
     except OSError as error:
-        raise UserError(f"{folder} cannot be written: {error.strerror or error}", "free space there") from None
+        raise UserError(f"{folder} cannot be written: {error.strerror or error}", "free space, or name another --root") from None
+    say(f"mirror: {len(wanted):,} files in {time.monotonic() - began:.1f} s, every checksum right")
     return folder
 
 
@@ -148,27 +156,10 @@ def _is_of(folder: Path, found: Snapshot, say: Callable[[str], None], *, aside: 
 def _bring(store: Store, found: Snapshot, folder: Path, say: Callable[[str], None]) -> Path:
     """Download a snapshot beside its place; returns that folder, whose name is yet to be changed."""
     half = folder.parent / HALF / folder.name  # where nobody looks for runs
-    try:
-        half.mkdir(parents=True, exist_ok=True)
-        wanted = {local_path(half, name): kept for name, kept in found.files.items()}
-        # Left by an attempt that was interrupted: files that are right stay, whatever snapshot they came with.
-        for path in [p for p in half.rglob("*") if p.is_file() and p not in wanted]:
-            path.unlink()  # of an older snapshot
-        missing = {path: kept for path, kept in wanted.items() if not _matches(path, kept)}
-        _require_room(half, sum(kept.size for kept in missing.values()))
-        total, done, said, began = sum(k.size for k in missing.values()), 0, time.monotonic(), time.monotonic()
-        say(f"mirror: bringing {found.run}, step {found.step:,}: {total / 2**20:,.1f} MiB from {store.place}")
-        with ThreadPoolExecutor(max_workers=DOWNLOADS) as pool:
-            for path, kept in missing.items():
-                _write(path, kept, store, pool)
-                done += kept.size
-                if time.monotonic() - said > SAY_SECONDS:
-                    said = time.monotonic()
-                    say(f"mirror: {done / 2**20:,.0f} of {total / 2**20:,.0f} MiB")
-    except OSError as error:
-        raise UserError(f"{half} cannot be written: {error.strerror or error}", "free space, or name another --root") from None
-    say(f"mirror: {len(wanted):,} files in {time.monotonic() - began:.1f} s, every checksum right")
-    return half
+    # Left by an attempt that was interrupted: files that are right stay, whatever snapshot they came with.
+    for path in [p for p in half.rglob("*") if p.is_file() and p.relative_to(half).as_posix() not in found.files]:
+        path.unlink()
+    return bring_files(store, found, half, say)
 
 
 def _write(path: Path, kept: Kept, store: Store, pool: ThreadPoolExecutor) -> None:
