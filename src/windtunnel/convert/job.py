@@ -165,17 +165,12 @@ def _own(path: Path, fix: str) -> dict[str, Any]:
     return content
 
 
-@contextlib.contextmanager
-def _alone(partial: Path, to: Path) -> Iterator[None]:
-    lock = FileLock(partial / ".lock")
+def _alone(partial: Path, to: Path) -> contextlib.AbstractContextManager[Any]:
+    """Return a lock that is held, by this process alone. Raises UserError where another one holds it."""
     try:
-        lock.acquire(timeout=0)
+        return FileLock(partial / ".lock").acquire(timeout=0)
     except Timeout:
         raise UserError(f"another process converts into {to}", "wait for it, or name another folder") from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _devices(device: str, workers: int | None) -> list[torch.device]:
