@@ -175,12 +175,7 @@ class WeightSender:
     def _pass_on(self, way: _Progress, bucket: dict[str, Tensor], check: Callable[[], None], held: Held | None) -> None:
         """Send a bucket, unless an engine has failed; and have it held."""
         # Two rooms take turns: this bucket goes where the last but one was, which every worker must have read by then.
-        try:
-            if way.failure is None:
-                self._wait(way.number - 2, check)
-        except EngineFailed as error:
-            way.failure = error
-            self._give_up(way.number, error)
+        self._try(way, lambda: self._wait(way.number - 2, check))
         if held is not None:
             held.wait(way.number - 2)  # its bytes are where the next ones go
         elif way.failure is not None:
@@ -188,13 +183,17 @@ class WeightSender:
         packed, flat = self._pack(way.number, bucket, shared=way.failure is None)
         if held is not None:
             held.keep(packed, flat)
-        try:
-            if way.failure is None:
-                self._send(way.number, packed, flat, check)
-        except EngineFailed as error:
-            way.failure = error
-            self._give_up(way.number, error)
+        self._try(way, lambda: self._send(way.number, packed, flat, check))
         way.add(bucket)
+
+    def _try(self, way: _Progress, work: Callable[[], None]) -> None:
+        """Do something with the engines, unless one has failed; what fails now ends the sending, and not the gathering."""
+        if way.failure is None:
+            try:
+                work()
+            except EngineFailed as error:
+                way.failure = error
+                self._give_up(way.number, error)
 
     def _invitation(self, first: int) -> Invitation:
         return Invitation(self._way, self._host, self._store.port, self._number, first, self._members, self._limit)
