@@ -16,6 +16,7 @@ from .judges import SUBJECT, Judges
 from .kept_rounds import Answered
 from .loss import PolicyLoss, k3
 from .mismatch import measure_mismatch
+from .rollouts import Sample
 from .signs import monitor_metrics, sketches, sum_signs
 
 OF = "of_"
@@ -58,21 +59,11 @@ class RoundSums:
         found, later = answered.found, (stage.updates - 1) / 2  # of several updates the later ones learn from older answers
         everything, learned = found.everything, list(found.samples)
         known = [sample for sample in everything if sample.reward.total is not None]
-        judged: dict[str, list[float]] = {}
         # Equal answers to one prompt were judged once, and their judges' seconds count once.
         different = {(sample.prompt.number, sample.text): sample.reward for sample in everything}
         spent: Counter[str] = Counter()
         for reward in different.values():
             spent.update({SPENT + re.sub(r"\W+", "_", name): seconds for name, seconds in reward.seconds.items()})
-        for sample in everything if any(source.of for source in rewards.sources) else ():
-            subject = OF + re.sub(r"\W+", "_", str(sample.prompt.data.get(SUBJECT)))
-            right, asked = judged.get(subject, [0.0, 0.0])
-            # A name of the user's becomes part of a metric's: letters, digits and underscores alone.
-            judged[subject] = [right + (sample.reward.accepted is True), asked + 1]
-        for number, source in enumerate(rewards.sources):
-            values = [v for sample in everything if sample.reward.parts and (v := sample.reward.parts[number]) is not None]
-            total, count = judged.get(source.name, [0.0, 0.0])
-            judged[source.name] = [total + math.fsum(values), count + len(values)]
         sums = {
             "answers": len(everything), "different": len(different), "known": len(known),
             "reward": math.fsum(s.reward.total or 0.0 for s in known),
@@ -93,8 +84,8 @@ class RoundSums:
             "stalest": float(max((version - s.version for s in learned), default=0) + stage.updates - 1),
             "longest": float(max((len(s.tokens) for s in everything), default=0)), **_largest(losses),
         }  # fmt: skip
-        return cls({name: float(value) for name, value in sums.items()}, most, judged, dict(answered.metrics),
-                   sketches(found, stage))  # fmt: skip
+        judged, accepted = _judged(everything, rewards), sketches(found, stage)
+        return cls({name: float(value) for name, value in sums.items()}, most, judged, dict(answered.metrics), accepted)
 
 
 def round_metrics(ranks: Sequence[RoundSums]) -> tuple[dict[str, float], float]:
@@ -149,6 +140,21 @@ def round_metrics(ranks: Sequence[RoundSums]) -> tuple[dict[str, float], float]:
         found["kl"] = sums["kl"] / scored
     found |= monitor_metrics(sums, [row for one in ranks for row in one.accepted])
     return found, sums["prompt_tokens"] + sums["answer_tokens"]
+
+
+def _judged(everything: Sequence[Sample], rewards: Judges) -> dict[str, list[float]]:
+    """Return sum of rewards and answers by source; where sources are for subjects, right ones and answers by subject."""
+    judged: dict[str, list[float]] = {}
+    for sample in everything if any(source.of for source in rewards.sources) else ():
+        # A name of the user's becomes part of a metric's: letters, digits and underscores alone.
+        subject = OF + re.sub(r"\W+", "_", str(sample.prompt.data.get(SUBJECT)))
+        right, asked = judged.get(subject, [0.0, 0.0])
+        judged[subject] = [right + (sample.reward.accepted is True), asked + 1]
+    for number, source in enumerate(rewards.sources):
+        values = [v for sample in everything if sample.reward.parts and (v := sample.reward.parts[number]) is not None]
+        total, count = judged.get(source.name, [0.0, 0.0])
+        judged[source.name] = [total + math.fsum(values), count + len(values)]
+    return judged
 
 
 def _of_tokens(losses: Sequence[PolicyLoss]) -> dict[str, float]:

@@ -199,14 +199,6 @@ class Collector:
         unchecked: no accepted answer of the round was judged once more so far, and one is to be.
         """
         stage, samples = self.stage, self.stage.samples
-        jobs = [
-            GenerationJob(
-                tuple(prompt.ids.tolist()), stage.answer_tokens, temperature=stage.temperature, draws=True,
-                seed=_draw(self.seed, number, attempt, self.loader.rank, i, k),
-            )
-            for i, prompt in enumerate(prompts)
-            for k in range(samples)
-        ]  # fmt: skip
 
         def chosen(place: int) -> bool:
             # By a draw of its own, not by the clock: a round that is answered anew checks the same answers.
@@ -224,7 +216,7 @@ class Collector:
                 text = said[place] = _text(generator, ticket)
                 judged.begin(place, text)
 
-        tickets = generator.submit(jobs, judge, stream=False, bounded=False)
+        tickets = generator.submit(self._jobs(prompts, number, attempt), judge, stream=False, bounded=False)
         places |= {id(ticket): place for place, ticket in enumerate(tickets)}
         finished = [self._finish(ticket) for ticket in tickets]
         # One rank's stop ends the round of all: those that went on would wait for it in the next collective.
@@ -239,23 +231,39 @@ class Collector:
             judged.results(texts, unchecked),
             lambda: CrossChecks(self.rewards, self._threads, prompts, chosen).results(texts, unchecked),
         )
-        made = []
-        for place, (ticket, cut, reward) in enumerate(zip(tickets, finished, rewards, strict=True)):
-            text = texts[place] or ""
-            tokens, drawn = zip(*ticket.drawn, strict=True) if ticket.drawn and cut is not None else ((), ())
-            versions = np.array(ticket.versions if tokens else (), dtype=np.int64)
-            # What counts as stale is the oldest weights that wrote any of its tokens.
-            oldest = int(versions.min()) if len(versions) else version
-            made.append(
-                Sample(
-                    prompts[place // samples], place % samples, np.array(tokens, dtype=np.int64),
-                    np.array(drawn, dtype=np.float32), text, bool(cut), oldest, reward or FAILED,
-                    plan_tokens=plan_tokens(generator.text.decode, ticket.tokens, text) if stage.classes else 0,
-                    versions=versions if (versions != oldest).any() else None,
-                )
-            )  # fmt: skip
+        made = [
+            self._sample(prompts[place // samples], place % samples, ticket, cut, texts[place] or "", reward, generator, version)
+            for place, (ticket, cut, reward) in enumerate(zip(tickets, finished, rewards, strict=True))
+        ]
         groups = [tuple(made[i : i + samples]) for i in range(0, len(made), samples)]
         return groups, time.monotonic() - ended
+
+    def _jobs(self, prompts: Sequence[Prompt], number: int, attempt: int) -> list[GenerationJob]:
+        """Return a job for each answer to each prompt, each with a seed of its own."""
+        stage = self.stage
+        return [
+            GenerationJob(
+                tuple(prompt.ids.tolist()), stage.answer_tokens, temperature=stage.temperature, draws=True,
+                seed=_draw(self.seed, number, attempt, self.loader.rank, i, k),
+            )
+            for i, prompt in enumerate(prompts)
+            for k in range(stage.samples)
+        ]  # fmt: skip
+
+    def _sample(
+        self, prompt: Prompt, number: int, ticket: Ticket, cut: bool | None, text: str, reward: Reward | None,
+        generator: Generator, version: int,
+    ) -> Sample:  # fmt: skip
+        """Return an answer with its reward; `cut` None: there is none."""
+        tokens, drawn = zip(*ticket.drawn, strict=True) if ticket.drawn and cut is not None else ((), ())
+        versions = np.array(ticket.versions if tokens else (), dtype=np.int64)
+        # What counts as stale is the oldest weights that wrote any of its tokens.
+        oldest = int(versions.min()) if len(versions) else version
+        return Sample(
+            prompt, number, np.array(tokens, dtype=np.int64), np.array(drawn, dtype=np.float32), text, bool(cut), oldest,
+            reward or FAILED, versions=versions if (versions != oldest).any() else None,
+            plan_tokens=plan_tokens(generator.text.decode, ticket.tokens, text) if self.stage.classes else 0,
+        )  # fmt: skip
 
     def _patiently(self, rewards: list[Reward | None], judge: Callable[[], list[Reward | None]]) -> list[Reward | None]:
         """Judge anew while of all ranks' answers nothing is known, for a minute, where judges have worked before."""
