@@ -50,7 +50,7 @@ class Hosted:
         self._folder = tempfile.TemporaryDirectory(prefix="windtunnel-rank-")
         self._watch = watch
         self._lines: deque[tuple[bool, str]] = deque(maxlen=MOST_LINES)
-        # Ray's own variables of this job would make the process connect to it as if it were an actor.
+        # By these Ray knows the actor's job: the process is none of its workers.
         own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_JOB")}
         self._process = subprocess.Popen(
             list(command), env={**own, **environment, folder_key: self._folder.name}, stdin=subprocess.DEVNULL,

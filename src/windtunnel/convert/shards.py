@@ -131,7 +131,7 @@ class ShardWriter:
             with self._lock:
                 if shard.file < 0:
                     shard.file = os.open(self._folder / f"{shard.name}.part", os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
-                    # Its whole size at once: a disk that is full says so here, and workers may write in any order.
+                    # Its whole size at once, so that workers may write in any order.
                     os.ftruncate(shard.file, shard.size)
             made = worker.convert(entry, [_writer(shard.file, place) for place in shard.places[number]])
             with self._lock:

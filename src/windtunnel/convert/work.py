@@ -80,7 +80,7 @@ class Files:
             except OSError as error:
                 path = self._folder / tensor.file
                 raise UserError(f"{path} cannot be read at {tensor.name}: {error.strerror}", "look at its disk") from None
-            # A file that another process writes anew would give zeros for weights.
+            # The loop would wait for bytes that never come.
             if got == 0:
                 raise UserError(f"{self._folder / tensor.file} became shorter while it was read", "let nothing else write there")
             done += got

@@ -46,7 +46,7 @@ class StepsAhead:
         going = [s for s in ready if not s.ends(drawn[id(s)])]
         if not going:
             return self.land()
-        # Several at once where nobody looks at tokens in between: each return to the host costs more than a step.
+        # Several at once where nobody looks at tokens in between: of a small model a step takes less than a return to the host.
         begun, steps = None, self._steps(going, drawn, waited_for)
         newest, places = self._newest(going, before), [drawn[id(s)] for s in going]
         # Tokens that the decoder draws never come to the host between two steps; else one step is begun, and its tokens chosen.

@@ -157,7 +157,7 @@ class BatchedGenerator:
     def _work(self) -> None:
         """Do rounds until closed, as the thread's body. A round that fails is never the last."""
         if self._decoder.device.type == "cpu":
-            # Here, not by the caller: threads are counted for each thread of Python.
+            # Here, not by the caller: torch keeps this number for each thread.
             torch.set_num_threads(1 if self._decoder.weights < ONE_THREAD_WEIGHTS else len(os.sched_getaffinity(0)))
         try:
             with torch.inference_mode():

@@ -57,7 +57,7 @@ def sharing_model(
     nn.Module.to(model, dtype)
     for module in [module for module in model.modules() if holds_experts(module)]:
         share_experts_fp8(module, group, block)
-    # After the experts were taken out: with them the model would not fit the device.
+    # After the experts were taken out: with them the model may not fit the device.
     model.to_empty(device=device)
     model.tie_weights()
     with torch.no_grad():

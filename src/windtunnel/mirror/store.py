@@ -129,7 +129,7 @@ class Store:
     def put(self, key: str, data: bytes) -> None:
         """Write an object and make sure that the store has what was sent. Raises StoreError."""
         self._call("write", key, lambda fs, path: self._replace(fs, path, data), make=True)
-        # Stores have answered well and kept nothing; here that is found while the run's folder still has it.
+        # What a store answers is not believed: here it is still known what it should have.
         if not self._holds(key, data):
             raise StoreError(f"{self.place}/{key} does not read back as it was written")
 

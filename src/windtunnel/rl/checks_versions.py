@@ -63,7 +63,6 @@ def damaged_are_refused(engine: EngineProcess, whole: Path, folder: Path, versio
     for name, damage in (("cut", _cut), ("changed", _change), ("gone", Path.unlink)):
         copy = folder / name / whole.name
         shutil.copytree(whole, copy)
-        # The largest file: small ones may be read whole by chance, whatever is cut off.
         damage(max(copy.glob("*.safetensors"), key=lambda file: file.stat().st_size))
         _refused(f"a version with a file {name}", partial(engine.load, copy, version))
 
@@ -103,7 +102,7 @@ def _cut(file: Path) -> None:
 
 def _change(file: Path) -> None:
     content = bytearray(file.read_bytes())
-    # An exponent's bit of the last number, which no parser and no size gives away.
+    # The highest bit of the last number's fraction, which no parser and no size gives away.
     content[-2] ^= 0x40
     file.write_bytes(bytes(content))
 

@@ -54,7 +54,7 @@ def check_again(rewards: Rewards, prompt: Prompt, answer: str, other: Prompt | N
     # The same judge, asked about another question: one that says yes to anything says yes here.
     swap = None if other is None else _asked(rewards, other, answer, lambda verifier: verifier)
     swapped = None if swap is None or swap.infrastructure else swap.accepted
-    # Of a kernel that is refused it says nothing more to say where else it is wrong.
+    # A kernel that is refused is wrong already: where else it is tells nothing more.
     far = verdict.evidence.get("fragile") or [] if verdict.accepted else []
     words = f"{verdict.message} With inputs far beyond the task's own it is wrong: {far[0]}" if far else verdict.message
     return Checked(None if verdict.infrastructure else verdict.accepted, words, swapped, bool(far))

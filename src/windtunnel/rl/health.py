@@ -149,7 +149,7 @@ def different(metrics: Mapping[str, float], stage: GRPO) -> tuple[str, str] | No
 
 def _agree(stage: GRPO, key: str) -> str:
     """Return what to try where sampler and learner compute different models."""
-    # Cheapest first: what is undone by one setting before what costs speed.
+    # Only what the recipe does not have already.
     ways = []
     if stage.engine_weights != "bf16":
         ways.append(f"engines with weights as the learner has them (--set {key}.engine_weights=bf16)")

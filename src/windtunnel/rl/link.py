@@ -72,7 +72,7 @@ class Link:
         engine.prepare(offer.config, offer.tokens, offer.base)
         with self._alone, ThreadPoolExecutor(1) as pool:
             assert self._held.version == offer.version
-            # The engine that is alone now was not in the old group, and the old group lacks it.
+            # A group for the one that is alone: the old one has a member that died, and cannot be joined.
             self._joined = []
             (invitation,) = self._sender.invite([self._workers])
             receiving = pool.submit(_received, offer, engine, invitation)

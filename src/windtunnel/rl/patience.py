@@ -44,7 +44,7 @@ def told_while(
 def last_line(log: Path) -> str:
     """Return the last line of a file that is not empty; '': there is none."""
     with contextlib.suppress(OSError), open(log, "rb") as file:
-        # An engine prints megabytes; the end of the file is enough for a line.
+        # An engine may print megabytes; the end of the file is enough for a line.
         file.seek(max(0, log.stat().st_size - TAIL_BYTES))
         lines = [line.strip() for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
         return lines[-1][-200:] if lines else ""

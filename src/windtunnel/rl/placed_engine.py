@@ -63,7 +63,7 @@ class EngineHost:
         """Return what was said since the last call; waits a little for something."""
         found = []
         with contextlib.suppress(queue.Empty):
-            # One blocking wait, then whatever else is there: a call of an actor costs milliseconds.
+            # One wait, then whatever else is there: fewer calls of the actor.
             found.append(self._news.get(timeout=LISTEN_SECONDS))
             while True:
                 found.append(self._news.get_nowait())

@@ -345,7 +345,7 @@ def group_advantages(
     known = [reward for reward in rewards if not math.isnan(reward)]
     if len(known) < 2:
         return [math.nan] * len(rewards)
-    # Sums that are exact do not depend on the order of the answers, which differs between machines.
+    # Exact sums, so that the order of the answers changes no bit.
     mean = math.fsum(known) / len(known)
     # That of the others is (n * mean - reward) / (n - 1): as far away, times n / (n - 1).
     factor = len(known) / (len(known) - 1) if baseline == "leave-one-out" else 1.0

@@ -322,7 +322,7 @@ def engine_environment(environ: Mapping[str, str], settings: VLLMSettings) -> di
     if settings.devices is None:
         environment.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
         if settings.tensor > 1:
-            # One core for each rank: on a CPU vLLM would bind all of them to the same ones.
+            # A core for each rank, so that no two compute on the same one.
             cores = sorted(os.sched_getaffinity(0))
             environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", "|".join(str(core) for core in cores[: settings.tensor]))
     else:

@@ -31,7 +31,7 @@ def vllm_python() -> str:
 
 def vllm_version(python: str | None = None) -> str | None:
     """Return the version of vLLM, of whatever build, that an interpreter has; by default the one it is to run under."""
-    # Asked by its metadata: importing vLLM takes half a minute.
+    # Asked by its metadata: importing vLLM takes far longer.
     asked = [python or vllm_python(), "-c", ASK]
     try:
         done = subprocess.run(asked, capture_output=True, text=True, timeout=ASK_SECONDS, check=False)
