@@ -34,6 +34,8 @@ BASE = "ahead_from"
 class Rounds(Protocol):
     """Gives rounds in their order. All ranks call every method together."""
 
+    sampler: Sampler
+
     def take(self, number: int, position: int) -> Answered:
         """Return a round.
 
@@ -46,8 +48,13 @@ class Rounds(Protocol):
             Stopped: this process, or that of another rank, is to end.
         """
 
-    def generator(self) -> contextlib.AbstractContextManager[Generator]:
+    @contextlib.contextmanager
+    def generator(self) -> Iterator[Generator]:
         """Yield what answers by the weights as they are, between two rounds; raises as `take` does."""
+        with self.sampler.generator() as generator:
+            yield generator
+        # An engine that died for good leaves its answers failed, one by one; why is known here.
+        self.sampler.require_well()
 
     def facts(self) -> dict[str, int]:
         """Return what `forget` needs to know again."""
@@ -65,7 +72,7 @@ class Rounds(Protocol):
 
 
 @dataclass
-class SynchronousRounds:
+class SynchronousRounds(Rounds):
     """Each round by the weights that learn from it.
 
     Args:
@@ -85,13 +92,6 @@ class SynchronousRounds:
             found = self.collector.collect(generator, number, (number - 1) * self.updates)
         return Answered(found, position, self.collector.loader.position, dict(self.sampler.metrics()))
 
-    @contextlib.contextmanager
-    def generator(self) -> Iterator[Generator]:
-        """See `Rounds`."""
-        with self.sampler.generator() as generator:
-            yield generator
-        self.sampler.require_well()
-
     def facts(self) -> dict[str, int]:
         """See `Rounds`."""
         return {}
@@ -106,7 +106,7 @@ class SynchronousRounds:
 
 
 @dataclass
-class RoundsAhead:
+class RoundsAhead(Rounds):
     """Rounds ahead of the learner, at most `overlap` of them. All ranks call every method together.
 
     Args:
@@ -173,9 +173,8 @@ class RoundsAhead:
         """See `Rounds`. Rounds ahead are waited for: engines in the middle of one would go on by other weights than its own."""
         for number in list(self._rounds):
             self._waited(number)
-        with self.sampler.generator() as generator:
+        with super().generator() as generator:
             yield generator
-        self.sampler.require_well()
 
     def facts(self) -> dict[str, int]:
         """See `Rounds`."""
