@@ -7,7 +7,7 @@ import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -83,23 +83,19 @@ class EngineSampler:
         self, inner: HFEngine, stage: GRPO, ranks: Ranks, text: WholeText, share: EngineShare, folder: Path,
         say: Callable[[str], None],
     ) -> None:  # fmt: skip
+        self._inner, self._stage, self._ranks, self._share, self._folder = inner, stage, ranks, share, folder
+        self._dtype, self._elsewhere, self._count = COMPUTE[inner.layout.precision], joined(), share.count // ranks.world
         self._newest: tuple[Path, int] | None = None
         self._published = 0.0
         # An engine on the learner's GPU needs the memory that PyTorch's allocator keeps for later.
         self._shared = share.memory is not None and ranks.device.type == "cuda"
-        self._inner, self._ranks, self._folder = inner, ranks, folder
-        self._dtype = COMPUTE[inner.layout.precision]
         way = _way(stage, ranks, share)
         by_files = ranks.first and way is None
         self._apart = folder if stage.engine_adapter == "apart" else None
+        self._adapter = None if self._apart is None else adapter_settings(inner.job)
         self._base: Path | None = None
-        adapter = None if self._apart is None else adapter_settings(inner.job)
         # Rounds ahead are answered by older versions, which stay as long as a round needs them.
         self._publisher = Publisher(folder, keep=2 + stage.overlap, empty=not stage.overlap) if by_files else None
-        elsewhere = joined()
-        count, tensor = share.count // ranks.world, share.tensor
-        slots = -(-most_slots(stage, ranks) // count)
-        serving = Serving(slots, most_tokens(stage), tuple(sorted(text.ends)))
         # The same tokens for every version: what changes in the score is the weights' doing.
         draw = torch.Generator().manual_seed(CANARY_SEED)
         length = min(CANARY_TOKENS, inner.layout.sequence - 1)  # vLLM only scores what one more token fits behind
@@ -108,31 +104,37 @@ class EngineSampler:
         self._metrics: dict[str, float] = {}
 
         vllm = stage.engine == "vllm"
-        python = require_vllm() if vllm and not elsewhere else ""
-
-        def log_of(number: int) -> Path:
-            return (folder.parent / LOGS / f"engine-{ranks.rank}-{number}.log").resolve()
-
-        def start(number: int, answered: Told, ended: Callable[[str], None]) -> RemoteEngine:
-            gpus = None if elsewhere else _gpus(ranks, share, number)
-            settings, log = None, log_of(number)
-            if vllm:
-                devices = None if gpus is None else ",".join(str(gpu) for gpu in gpus)
-                settings = VLLMSettings(tensor, share.memory or stage.engine_memory, devices, log, python=python, adapter=adapter)
-            if elsewhere:
-                return PlacedEngine(
-                    elsewhere, ranks.rank * count + number, f"engine {number} of learner {ranks.rank}", self._dtype,
-                    limit=stage.engine_seconds, serving=serving, answered=answered, ended=ended, vllm=settings, log=log,
-                )  # fmt: skip
-            return EngineProcess(
-                self._dtype, "cpu" if gpus is None else f"cuda:{gpus[0]}", limit=stage.engine_seconds, serving=serving,
-                answered=answered, ended=ended, vllm=settings, log=log,
-            )  # fmt: skip
-
-        workers, host = tensor if vllm else 1, own_address() if elsewhere else "127.0.0.1"
+        self._python = require_vllm() if vllm and not self._elsewhere else ""
+        slots = -(-most_slots(stage, ranks) // self._count)
+        self._serving = Serving(slots, most_tokens(stage), tuple(sorted(text.ends)))
+        workers, host = share.tensor if vllm else 1, own_address() if self._elsewhere else "127.0.0.1"
         self._link = None if way is None else Link(WeightSender(way, ranks.device, stage.engine_seconds, host), workers)
-        self.engines = Engines(count, start, text, tokens=serving.tokens, slots=slots, exact=not vllm and not stage.in_flight,
-                               in_flight=stage.in_flight, say=say, heard=lambda number: last_line(log_of(number)))  # fmt: skip
+        self.engines = Engines(
+            self._count, self._start, text, tokens=self._serving.tokens, slots=slots, exact=not vllm and not stage.in_flight,
+            in_flight=stage.in_flight, say=say, heard=lambda number: last_line(self._log(number)),
+        )  # fmt: skip
+
+    def _log(self, number: int) -> Path:
+        return (self._folder.parent / LOGS / f"engine-{self._ranks.rank}-{number}.log").resolve()
+
+    def _start(self, number: int, answered: Told, ended: Callable[[str], None]) -> RemoteEngine:
+        """Start an engine; see `windtunnel.rl.engines.Start`."""
+        stage, ranks, share = self._stage, self._ranks, self._share
+        gpus = None if self._elsewhere else _gpus(ranks, share, number)
+        settings, log = None, self._log(number)
+        if stage.engine == "vllm":
+            devices = None if gpus is None else ",".join(str(gpu) for gpu in gpus)
+            settings = VLLMSettings(
+                share.tensor, share.memory or stage.engine_memory, devices, log, python=self._python, adapter=self._adapter
+            )
+        given: dict[str, Any] = {
+            "limit": stage.engine_seconds, "serving": self._serving, "answered": answered, "ended": ended, "vllm": settings,
+            "log": log,
+        }  # fmt: skip
+        if self._elsewhere:
+            name = f"engine {number} of learner {ranks.rank}"
+            return PlacedEngine(self._elsewhere, ranks.rank * self._count + number, name, self._dtype, **given)
+        return EngineProcess(self._dtype, "cpu" if gpus is None else f"cuda:{gpus[0]}", **given)
 
     @contextlib.contextmanager
     def generator(self) -> Iterator[Generator]:
