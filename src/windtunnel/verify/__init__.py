@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from .exact import ExactVerifier
     from .extract import extract as part_of_answer
     from .format import FormatVerifier
-    from .function import FunctionVerifier
     from .kernel import (
         GpuMemory,
         GpuStages,
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from .mathematics import MathVerifier
     from .pool import Full, Pool, Sandboxes
     from .reading import read_text
-    from .reward_process import RewardProcess, find_reward
+    from .reward_process import FunctionVerifier, RewardProcess, find_reward
     from .sandbox import Layers, Limits, Sandbox
     from .second_judge import second_opinion
     from .selftest import TESTED, SelfTest, require_working, self_test

@@ -6,12 +6,12 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from windtunnel.recipe import UserError
 
-from .extract import WHERE, Where, extract
-from .reading import shown
+from .extract import Where, extract, where_of
+from .reading import only_known, shown
 from .types import Verdict, accept, refuse
 
 Fold = Literal["none", "blanks", "case"]
@@ -41,18 +41,14 @@ class ExactVerifier:
         Raises:
             UserError: a key is missing, unknown or of another type, or an accepted text is empty.
         """
-        known = {"answer", "where", "fold"}
-        if unknown := sorted(set(spec) - known):
-            raise UserError(f"exact task: unknown key {shown(unknown[0])}", f"known keys: {', '.join(sorted(known))}")
+        only_known(spec, ("answer", "where", "fold"), "exact")
         answers = spec.get("answer")
         answers = [answers] if isinstance(answers, str) else answers
         if not isinstance(answers, list) or not answers or not all(isinstance(a, str) for a in answers):
             raise UserError("exact task: 'answer' is not a text or a list of texts", "for example: answer: '42'")
-        where, fold = spec.get("where", "all"), spec.get("fold", "blanks")
-        if where not in WHERE:
-            raise UserError(f"exact task: where is {shown(where)}", f"one of {', '.join(WHERE)}")
-        if fold not in ("none", "blanks", "case"):
-            raise UserError(f"exact task: fold is {shown(fold)}", "one of none, blanks, case")
+        where, fold = where_of(spec, "exact", "all"), spec.get("fold", "blanks")
+        if fold not in get_args(Fold):
+            raise UserError(f"exact task: fold is {shown(fold)}", f"one of {', '.join(get_args(Fold))}")
         verifier = ExactVerifier(answers, where, fold)
         if not all(map(verifier._folded, answers)):
             raise UserError("exact task: 'answer' holds an empty text", "give a text that is right, or leave it out")

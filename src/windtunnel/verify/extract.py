@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+from windtunnel.recipe import UserError
+
+from .reading import shown
 
 Where = Literal["all", "last-line", "boxed", "answer-tag", "hashes"]
-WHERE = ("all", "last-line", "boxed", "answer-tag", "hashes")
+WHERE = get_args(Where)
 HASHES = "####"
 BOX = re.compile(r"\\boxed[ \t\n]{0,4}\{")
 LATEX_BLANKS = re.compile(r"\\[ ,;:!]|\\q?quad(?![A-Za-z])|[~{}$]")
 UNSEEN_KINDS = {"Zs", "Zl", "Zp", "Cc", "Cf", "Mn", "Me"}
 UNSEEN = "\u115f\u1160\u3164\uffa0\u2800"  # letters and a symbol without a shape
+
+
+def where_of(spec: Mapping[str, Any], kind: str, default: Where) -> Where:
+    """Return which part of an answer a task says that counts. Raises UserError where it names none."""
+    where: Where = spec.get("where", default)
+    if where not in WHERE:
+        raise UserError(f"{kind} task: where is {shown(where)}", f"one of {', '.join(WHERE)}")
+    return where
 
 
 def extract(answer: str, where: Where) -> str | None:

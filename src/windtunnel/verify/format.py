@@ -10,9 +10,8 @@ from typing import Any
 from windtunnel.recipe import UserError
 
 from .extract import blank, boxed, empty_box, tagged
-from .reading import shown, without_doubles
-from .schema import violation
-from .schema_check import check_schema
+from .reading import flag_of, only_known, without_doubles
+from .schema import check_schema, violation
 from .types import Verdict, accept, refuse
 
 MOST_ANSWER = 1 << 20
@@ -41,9 +40,7 @@ class FormatVerifier:
         Raises:
             UserError: a key is unknown or of another type, or nothing is asked.
         """
-        known = {"tags", "boxed", "only_tags", "schema"}
-        if unknown := sorted(set(spec) - known):
-            raise UserError(f"format task: unknown key {shown(unknown[0])}", f"known keys: {', '.join(sorted(known))}")
+        only_known(spec, ("tags", "boxed", "only_tags", "schema"), "format")
         tags, schema = spec.get("tags", []), spec.get("schema")
         if (
             not isinstance(tags, list)
@@ -53,7 +50,7 @@ class FormatVerifier:
             raise UserError("format task: 'tags' is not a list of different names", "for example: [think, answer]")
         if schema is not None:
             check_schema(schema)
-        boxed, only_tags = (_flag(spec.get(key, False), key) for key in ("boxed", "only_tags"))
+        boxed, only_tags = (flag_of(spec, key, "format") for key in ("boxed", "only_tags"))
         if not tags and not boxed and schema is None:
             raise UserError("format task: nothing is asked", "give tags, boxed or schema")
         return FormatVerifier(tags, boxed, only_tags, schema)
@@ -95,12 +92,6 @@ class FormatVerifier:
             return violation(value, {} if self.schema is None else self.schema)
         except (ValueError, RecursionError) as error:
             return f"not JSON: {error}"
-
-
-def _flag(value: Any, key: str) -> bool:
-    if not isinstance(value, bool):
-        raise UserError(f"format task: {key} is {shown(value)}", "give true or false")
-    return value
 
 
 def _no_number(name: str) -> Any:

@@ -10,15 +10,15 @@ import math
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
 from windtunnel.recipe import UserError
 
-from .extract import WHERE, Where, extract
+from .extract import Where, extract, where_of
 from .mathematics_text import readable, same_base, says_more, without_unit
-from .reading import shown
+from .reading import only_known, shown
 from .sandbox import Limits, MiB, Runner, SandboxJob
 from .types import Verdict, accept, broken, refuse
 
@@ -65,13 +65,11 @@ class MathVerifier:
 
         if find_spec("math_verify") is None:
             raise UserError("mathematics is judged by math-verify, which is not installed", "pip install 'windtunnel[verify]'")
-        if unknown := sorted(set(spec) - {"answer", "where", "digits"}):
-            raise UserError(f"math task: unknown key {shown(unknown[0])}", "known keys: answer, where, digits")
-        gold, where, digits = spec.get("answer"), spec.get("where", "boxed"), spec.get("digits", 6)
+        only_known(spec, ("answer", "where", "digits"), "math")
+        gold, digits = spec.get("answer"), spec.get("digits", 6)
         if isinstance(gold, bool) or not isinstance(gold, str | int | float) or not _is_some(gold):
             raise UserError("math task: 'answer' is not an expression", "for example: answer: '\\frac{1}{2}'")
-        if where not in WHERE:
-            raise UserError(f"math task: where is {shown(where)}", f"one of {', '.join(WHERE)}")
+        where = where_of(spec, "math", "boxed")
         if isinstance(digits, bool) or not isinstance(digits, int) or not 1 <= digits <= 15:
             raise UserError(f"math task: digits is {shown(digits)}", "a whole number from 1 to 15")
         known = set() if known is None else known
@@ -85,26 +83,11 @@ class MathVerifier:
     def verify(self, answer: str) -> Verdict:
         """Judge one answer."""
         started = time.monotonic()
-        found = extract(answer, self.where)
-        if not found:
-            return refuse("extract", "no-answer", f"the answer holds no {self.where.replace('-', ' ')} expression")
-        evidence = {"found": found[:200]}
-        if len(found) > MOST_EXPRESSION:
-            return refuse("extract", "too-long", f"the expression has {len(found):,} characters, at most {MOST_EXPRESSION:,}")
-        gold, found = _bare(self.gold), _bare(found)
-        if NUMBER.fullmatch(gold):
-            found = without_unit(found)
-        if _squeezed(gold) == _squeezed(found):
-            return accept("compare", "the expression is the right one", times={"total": time.monotonic() - started})
-        if CODE.search(found):
-            return refuse("extract", "code", "the expression looks like code, not mathematics", evidence=evidence)
-        if not _is_whole(found):
-            return refuse("compare", "not-parsed", "the expression closes or leaves open a brace", evidence=evidence)
-        if same_base(found, gold):
-            return accept("compare", "the number is the right one", times={"total": time.monotonic() - started})
-        if says_more(found, gold) or same_base(found, gold) is False:
-            return refuse("compare", "wrong-result", "the expression is another one, or says more than one", evidence=evidence)
-        gold, found = readable(gold), readable(found)
+        read = self.read(answer)
+        if isinstance(read, Verdict):
+            return replace(read, times={"total": time.monotonic() - started})
+        gold, found = read
+        evidence = {"found": (extract(answer, self.where) or "")[:200]}
         message = {"gold": gold, "found": found, "digits": self.digits}
         outcome = self.runner.run(SandboxJob(f"{CHILD}:compare", message, (), LIMITS))
         times = {"total": time.monotonic() - started}
@@ -127,21 +110,34 @@ class MathVerifier:
             return refuse("compare", "not-parsed", "the answer is no single expression", times=times, evidence=evidence)
         return refuse("compare", "wrong-result", "the expression is another one", times=times, evidence=evidence)
 
+    def read(self, answer: str) -> Verdict | tuple[str, str]:
+        """Return the right expression and the answer's as their parser takes them; a verdict where that can be told before.
 
-def sides(verifier: MathVerifier, answer: str) -> tuple[str, str] | None:
-    """Return the right expression and that of an answer as their parser takes them; None where they are not for it.
-
-    They are not where there is no expression, where both are the very same text, and where `verify` refuses before it parses.
-    """
-    found = extract(answer, verifier.where)
-    if not found or len(found) > MOST_EXPRESSION:
-        return None
-    gold, found = _bare(verifier.gold), _bare(found)
-    if NUMBER.fullmatch(gold):
-        found = without_unit(found)
-    if _squeezed(gold) == _squeezed(found) or CODE.search(found) or not _is_whole(found) or same_base(found, gold) is not None:
-        return None
-    return readable(gold), readable(found)
+        It can where there is no expression, where both are the same text, and where a parser should not see the answer's.
+        """
+        found = extract(answer, self.where)
+        if not found:
+            return refuse("extract", "no-answer", f"the answer holds no {self.where.replace('-', ' ')} expression")
+        evidence = {"found": found[:200]}
+        if len(found) > MOST_EXPRESSION:
+            return refuse("extract", "too-long", f"the expression has {len(found):,} characters, at most {MOST_EXPRESSION:,}")
+        gold, found = _bare(self.gold), _bare(found)
+        if NUMBER.fullmatch(gold):  # only then are words behind a number no part of the answer
+            found = without_unit(found)
+        if _squeezed(gold) == _squeezed(found):
+            return accept("compare", "the expression is the right one")
+        # Before the parser sees it, which evaluates some of what it is given.
+        if CODE.search(found):
+            return refuse("extract", "code", "the expression looks like code, not mathematics", evidence=evidence)
+        if not _is_whole(found):
+            return refuse("compare", "not-parsed", "the expression closes or leaves open a brace", evidence=evidence)
+        # Numbers to a base are compared here: the parser does not know them.
+        same = same_base(found, gold)
+        if same:
+            return accept("compare", "the number is the right one")
+        if same is False or says_more(found, gold):
+            return refuse("compare", "wrong-result", "the expression is another one, or says more than one", evidence=evidence)
+        return readable(gold), readable(found)
 
 
 def _is_some(gold: str | float) -> bool:

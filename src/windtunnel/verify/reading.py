@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import stat
 import sys
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,24 @@ def shown(value: Any) -> str:
     except (ValueError, RecursionError):
         return f"a {type(value).__name__} too large to show"
     return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 3]}..."
+
+
+def only_known(spec: Mapping[str, Any], known: Collection[str], kind: str) -> None:
+    """Refuse a task with a key that its kind does not know: one misspelt would be a test that nobody runs.
+
+    Raises:
+        UserError: there is one; names those that are known.
+    """
+    if unknown := sorted(set(spec) - set(known)):
+        raise UserError(f"{kind} task: unknown key {shown(unknown[0])}", f"known keys: {', '.join(sorted(known))}")
+
+
+def flag_of(spec: Mapping[str, Any], key: str, kind: str, default: bool = False) -> bool:
+    """Return a truth value of a task. Raises UserError where it is another one."""
+    value = spec.get(key, default)
+    if not isinstance(value, bool):
+        raise UserError(f"{kind} task: {key} is {shown(value)}", "give true or false")
+    return value
 
 
 def without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

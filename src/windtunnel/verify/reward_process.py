@@ -1,23 +1,29 @@
-"""A user's reward in a process of its own: it may crash, hang, print, fork or eat memory, and the check goes on."""
+"""A user's reward in a process of its own: it may crash, hang, print, fork or eat memory, and the check goes on.
+
+As a verifier it judges answers to one prompt.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from windtunnel.recipe import Plugin, UserError, find_plugin, plugins
 
 from .sandbox.syscalls import SET_PDEATHSIG, prctl
+from .types import Verdict, accept, broken, refuse
 
 CHILD = Path(__file__).with_name("reward_child.py")
 MARK = "WINDTUNNEL_REWARD_CHECK"
@@ -33,6 +39,8 @@ MOST_PRINTED, MOST_LOG, KEPT_LOG = 64 << 20, 16 << 20, 1 << 20
 ADDRESS_BYTES = 64 << 30
 """Libraries such as torch map far more than they use, so what is used is watched besides."""
 WATCH_SECONDS = 0.05
+ENOUGH = 0.5
+"""What a function must return at least for an answer that is right."""
 
 Ended = Literal["", "died", "hung", "memory", "printed", "forked"]
 
@@ -76,7 +84,7 @@ class Reward:
     def __str__(self) -> str:
         return str(self.plugin) if self.plugin else f"{self.key} {self.file}"
 
-    def open(self, folder: Path, *, call_seconds: float = 10.0, log: str = LOG) -> RewardProcess:
+    def open(self, folder: Path, *, call_seconds: float = CALL_SECONDS, log: str = LOG) -> RewardProcess:
         """Load it in a process of its own. Raises RewardFailed. See `RewardProcess` for the arguments."""
         if not self.file.is_file():
             what = "is a directory" if self.file.is_dir() else f"does not exist (looked in {Path.cwd()})"
@@ -323,6 +331,29 @@ class RewardProcess:
                     process.kill()
                     found += 1
         return found
+
+
+@dataclass(frozen=True)
+class FunctionVerifier:
+    """Calls the function with prompt, answer and truth; what it returns is the reward.
+
+    lock: of the function's process, which takes one call at a time; share it among all that use the process.
+    """
+
+    function: RewardProcess
+    prompt: str
+    truth: str | None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def verify(self, answer: str) -> Verdict:
+        """Judge one answer."""
+        with self.lock:
+            reply = self.function.call(self.prompt, answer, self.truth)
+        if reply.value is None or not math.isfinite(reply.value):
+            return broken("function", reply.problem or f"it returned {reply.value}")
+        if reply.value >= ENOUGH:
+            return accept("function", f"it returned {reply.value:g}", reward=reply.value)
+        return refuse("function", "wrong-result", f"it returned {reply.value:g}", reward=reply.value)
 
 
 def _ready(handle: int, event: int, seconds: float) -> bool:

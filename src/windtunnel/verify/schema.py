@@ -1,12 +1,121 @@
-"""What a value has that a JSON schema does not allow, for the keywords that formats of answers need."""
+"""JSON schemas of answers: what a value has that its schema does not allow, for the keywords that formats need.
+
+Any other keyword is refused when a task is read, and none is ignored.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from .schema_check import KINDS, is_number
+from windtunnel.recipe import UserError
 
+from .reading import shown
+
+KINDS: dict[str, tuple[type, ...]] = {
+    "object": (dict,), "array": (list,), "string": (str,), "number": (int, float), "integer": (int,), "boolean": (bool,),
+    "null": (type(None),),
+}  # fmt: skip
+DEEPEST = 60
+MOST_NAME = 60
+
+
+def is_number(value: Any) -> bool:
+    """Return whether it is one of JSON's numbers: truth values are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def check_schema(schema: Any, where: str = "schema", depth: int = 0) -> None:
+    """Refuse what violation would not understand.
+
+    Raises:
+        UserError: not an object, an unknown keyword, or a value of another type than its keyword takes; says where.
+    """
+    if isinstance(schema, bool):
+        return
+    if not isinstance(schema, Mapping):
+        raise UserError(f"format task: {where} is {shown(schema)}", "a JSON schema is an object, true or false")
+    if depth > DEEPEST:
+        raise UserError(f"format task: {where[:80]}... is nested more than {DEEPEST} deep", "give a flatter schema")
+    if unknown := sorted(set(schema) - set(KEYWORDS)):
+        raise UserError(f"format task: {where}.{_cut(unknown[0])} is not supported", f"supported: {', '.join(sorted(KEYWORDS))}")
+    for key, value in schema.items():
+        right, expected = KEYWORDS[key]
+        if not right(value):
+            raise UserError(f"format task: {where}.{key} is {shown(value)}", f"give {expected}")
+    for name, inner in schema.get("properties", {}).items():
+        check_schema(inner, f"{where}.properties.{_cut(name)}", depth + 1)
+    for key in ("items", "additionalProperties"):
+        check_schema(schema.get(key, True), f"{where}.{key}", depth + 1)
+    for at, inner in enumerate(schema.get("anyOf", ())):
+        check_schema(inner, f"{where}.anyOf[{at}]", depth + 1)
+
+
+def _cut(name: str) -> str:
+    """Return a key in a message."""
+    return name if len(name) <= MOST_NAME else f"{name[: MOST_NAME - 3]}..."
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_finite(value: Any) -> bool:
+    return is_number(value) and (isinstance(value, int) or math.isfinite(value))
+
+
+def _is_count(value: Any) -> bool:
+    return _is_finite(value) and value >= 0 and value == int(value)
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value)) and len({*value}) == len(value)
+
+
+def _are_kinds(value: Any) -> bool:
+    kinds = [value] if isinstance(value, str) else value
+    return bool(kinds) and _are_names(kinds) and {*kinds} <= {*KINDS}
+
+
+def _are_some(value: Any) -> bool:
+    return isinstance(value, list) and bool(value)
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _is_schema(value: Any) -> bool:
+    return isinstance(value, Mapping | bool)
+
+
+def _is_anything(value: Any) -> bool:
+    return True
+
+
+TEXT, COUNT, BOUND = (_is_text, "a text"), (_is_count, "a whole number of at least 0"), (_is_finite, "a number")
+SCHEMA = (_is_schema, "a schema: an object, true or false")
+# Keyword → whether a value fits it, and what does.
+KEYWORDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "type": (_are_kinds, f"one of {', '.join(KINDS)}, or a list of some of them"),
+    "properties": (_is_object, "an object of schemas by name"),
+    "required": (_are_names, "a list of different names"),
+    "additionalProperties": SCHEMA,
+    "items": SCHEMA,
+    "enum": (_are_some, "a list of at least one value"),
+    "const": (_is_anything, "any value"),
+    "minimum": BOUND,
+    "maximum": BOUND,
+    "minLength": COUNT,
+    "maxLength": COUNT,
+    "minItems": COUNT,
+    "maxItems": COUNT,
+    "anyOf": (_are_some, "a list of at least one schema"),
+    "title": TEXT,
+    "description": TEXT,
+    "$schema": TEXT,
+}
 LIMITS = {
     "minimum": lambda value, most: not is_number(value) or value >= most,
     "maximum": lambda value, most: not is_number(value) or value <= most,

@@ -45,12 +45,12 @@ class ByValues:
 
     def verify(self, answer: str) -> Verdict:
         """Judge one answer."""
-        from .mathematics import LIMITS, sides
+        from .mathematics import LIMITS
 
         started = time.monotonic()
-        compared = sides(self.first, answer)
-        if compared is None:
-            return self.first.verify(answer)
+        compared = self.first.read(answer)
+        if isinstance(compared, Verdict):
+            return compared
         gold, found = compared
         message = {"gold": gold, "found": found, "digits": self.first.digits}
         outcome = self.first.runner.run(SandboxJob(NUMBERS, message, (), LIMITS))

@@ -9,7 +9,7 @@ from typing import Any
 
 from windtunnel.recipe import UserError
 
-from ..reading import shown
+from ..reading import flag_of, only_known, shown
 from ..sandbox import Limits, MiB
 from ..sandbox.channel import MOST_JSON
 from .asserts import cases_of_asserts
@@ -58,8 +58,7 @@ class CodeTask:
         Raises:
             UserError: a key is missing, unknown or of another type.
         """
-        if unknown := sorted(set(spec) - KEYS):
-            raise UserError(f"code task: unknown key {shown(unknown[0])}", f"known keys: {', '.join(sorted(KEYS))}")
+        only_known(spec, KEYS, "code")
         function = _function(spec)
         cases = [_case(at, case, function) for at, case in enumerate(a_list(spec.get("cases", []), "cases"))]
         if "inputs" in spec or "outputs" in spec:
@@ -76,9 +75,9 @@ class CodeTask:
         return CodeTask(
             cases,
             tolerance=_number(spec.get("tolerance", 0.0), "tolerance", 0, 1e9),
-            any_sequence=_flag(spec.get("any_sequence", "asserts" not in spec), "any_sequence"),  # JSON has no tuples
-            partial=_flag(spec.get("partial", False), "partial"),
-            reveal=_flag(spec.get("reveal", False), "reveal"),
+            any_sequence=flag_of(spec, "any_sequence", "code", "asserts" not in spec),  # JSON has no tuples
+            partial=flag_of(spec, "partial", "code"),
+            reveal=flag_of(spec, "reveal", "code"),
             preface=a_text(spec.get("preface", ""), "preface"),
             limits=replace(
                 default.limits,
@@ -123,12 +122,6 @@ def _number(value: Any, key: str, least: float, most: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
         raise UserError(f"code task: {key} is {shown(value)}", f"give a number from {least:g} to {most:g}")
     return float(value)
-
-
-def _flag(value: Any, key: str) -> bool:
-    if not isinstance(value, bool):
-        raise UserError(f"code task: {key} is {shown(value)}", "give true or false")
-    return value
 
 
 def _check(case: Call | Program, where: str) -> None:
