@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 from windtunnel.recipe import Plugin, UserError, find_plugin, plugins
 
+from .sandbox.channel import ready
 from .sandbox.syscalls import SET_PDEATHSIG, prctl
 from .types import Verdict, accept, broken, refuse
 
@@ -233,7 +234,7 @@ class RewardProcess:
     def _send(self, data: bytes, seconds: float) -> None:
         until = time.monotonic() + seconds
         while data and time.monotonic() < until:
-            if _ready(self._to, select.POLLOUT, 0.05):
+            if ready(self._to, 0.05, select.POLLOUT):
                 data = data[os.write(self._to, data) :]
 
     def _receive(self, seconds: float) -> tuple[dict[str, Any] | None, Ended]:
@@ -249,7 +250,7 @@ class RewardProcess:
                     return self._gone("memory")
                 if self.printed - self._before > MOST_PRINTED:
                     return self._gone("printed")
-            if _ready(self._from, select.POLLIN, WATCH_SECONDS):
+            if ready(self._from, WATCH_SECONDS):
                 block = os.read(self._from, 1 << 16)
                 if not block:
                     return self._gone("died")
@@ -354,13 +355,6 @@ class FunctionVerifier:
         if reply.value >= ENOUGH:
             return accept("function", f"it returned {reply.value:g}", reward=reply.value)
         return refuse("function", "wrong-result", f"it returned {reply.value:g}", reward=reply.value)
-
-
-def _ready(handle: int, event: int, seconds: float) -> bool:
-    """Wait until a pipe can be read or written, or its other end is closed; select() refuses descriptors above 1,023."""
-    poll = select.poll()
-    poll.register(handle, event)
-    return bool(poll.poll(seconds * 1000))
 
 
 def _stop_with_parent() -> None:

@@ -1,8 +1,8 @@
 """Runs code that nobody trusts: a fresh child of a warm worker for each candidate, locked in as far as the kernel allows."""
 
 from .channel import Early, Kept, note
-from .devices import files_of_gpu, gpu_numbers
 from .layers import Layers
+from .paths import files_of_gpu, gpu_numbers
 from .types import FILES_FROM, Limits, MiB, Outcome, Runner, SandboxJob
 from .worker import Sandbox
 

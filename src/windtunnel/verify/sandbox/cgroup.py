@@ -27,9 +27,7 @@ def make() -> Path:
     Raises:
         OSError: the kernel has none here, or this process may not make one; says why.
     """
-    version, own = _own()
-    if version == 2:
-        own = divided(own)
+    own = _parent()
     _remove_left_over(own)
     group = own / f"{PREFIX}{os.getpid()}-{os.urandom(6).hex()}"
     group.mkdir()
@@ -39,9 +37,13 @@ def make() -> Path:
 def prepare() -> None:
     """Divide this process's group while it is still alone there, before it starts others; nothing where that cannot be done."""
     with contextlib.suppress(OSError):
-        version, own = _own()
-        if version == 2:
-            divided(own)
+        _parent()
+
+
+def _parent() -> Path:
+    """Return the group below which others can be bounded. Raises OSError where there is none."""
+    version, own = _own()
+    return divided(own) if version == 2 else own
 
 
 def divided(own: Path, controller: str = "memory") -> Path:

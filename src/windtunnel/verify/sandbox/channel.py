@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import select
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -140,6 +141,13 @@ def write_reply(message: Mapping[str, Any], buffers: Buffers | Early, fd: int = 
     for part in () if isinstance(buffers, Early) else buffers:
         at = _write_at(fd, part, at)
     os.pwrite(fd, HEAD.pack(len(body), MARK), PHASE_BYTES)
+
+
+def ready(fd: int, seconds: float, event: int = select.POLLIN) -> bool:
+    """Wait until a file can be read (or written), or its other end is closed; select() refuses descriptors above 1,023."""
+    poll = select.poll()
+    poll.register(fd, event)
+    return bool(poll.poll(seconds * 1000))
 
 
 def read_phase(fd: int) -> str:

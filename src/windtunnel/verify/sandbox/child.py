@@ -38,9 +38,7 @@ def become(job: Mapping[str, Any], fds: Sequence[int], ready: int, room: Room, l
     """
     code = 1
     try:
-        request, reply, log, *files = fds
-        places = {REQUEST_FD: request, REPLY_FD: reply, 1: log, 2: log, READY_FD: ready}
-        _arrange(places | {FILES_FROM + at: fd for at, fd in enumerate(files)}, room, death)
+        _arrange(_of_job(fds) | {READY_FD: ready}, room, death)
         _lock_in(room, Limits.of(job["limits"]), layers)
         code = _work(job["entry"])
     finally:
@@ -62,14 +60,18 @@ def become_lasting(jobs: int, limits: Limits, ready: int, room: Room, layers: Se
             entry, fds, _, _ = socket.recv_fds(socket_of_jobs, 512, 3 + MOST_FILES)
             if not entry:
                 os._exit(0)
-            request, reply, log, *files = fds
-            places = {REQUEST_FD: request, REPLY_FD: reply, 1: log, 2: log}
-            _place(places | {FILES_FROM + at: fd for at, fd in enumerate(files)}, fds)
+            _place(_of_job(fds), fds)
             _work(entry.decode(), lasting=True)
             _keep_free(JOB_PLACES)
             socket_of_jobs.send(READY)
     finally:
         os._exit(code)
+
+
+def _of_job(fds: Sequence[int]) -> dict[int, int]:
+    """Return at which number each of a job's files belongs."""
+    request, reply, log, *files = fds
+    return {REQUEST_FD: request, REPLY_FD: reply, 1: log, 2: log} | {FILES_FROM + at: fd for at, fd in enumerate(files)}
 
 
 def probe(limits: Limits, room: Room) -> dict[str, str]:
@@ -122,7 +124,8 @@ def _arrange(places: Mapping[int, int], room: Room, death: int) -> None:
     close_from(max(kept) + 1)
     os.chdir(room.scratch)
     if not room.mounts:
-        os.environ |= home(room.scratch)
+        home = room.scratch
+        os.environ |= {"HOME": home, "TMPDIR": home, "XDG_CACHE_HOME": home, "TRITON_CACHE_DIR": os.path.join(home, "triton")}
 
 
 def _keep_free(numbers: Iterable[int]) -> None:
@@ -147,11 +150,6 @@ def _place(places: Mapping[int, int], done_with: Sequence[int] = ()) -> None:
     for target, fd in high.items():
         os.dup2(fd, target)
         os.close(fd)
-
-
-def home(folder: str) -> dict[str, str]:
-    """Return the variables that say where temporary files belong."""
-    return {"HOME": folder, "TMPDIR": folder, "XDG_CACHE_HOME": folder, "TRITON_CACHE_DIR": os.path.join(folder, "triton")}
 
 
 def _work(entry: str, *, lasting: bool = False) -> int:

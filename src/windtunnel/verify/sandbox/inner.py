@@ -12,21 +12,16 @@ from dataclasses import dataclass
 from . import landlock, seccomp
 from .paths import WRITTEN_FOR_DEVICES
 from .syscalls import (
-    AT_FDCWD,
-    AT_RECURSIVE,
     CAPBSET_DROP,
-    MOVE_MOUNT_F_EMPTY_PATH,
     MS_NODEV,
     MS_NOSUID,
-    MS_PRIVATE,
-    MS_REC,
     NEWIPC,
-    NEWNS,
-    OPEN_TREE_CLOEXEC,
-    OPEN_TREE_CLONE,
     SET_NO_NEW_PRIVS,
     libc,
+    move_tree,
+    open_tree,
     prctl,
+    private_mounts,
     syscall,
     unshare,
 )
@@ -36,7 +31,6 @@ PAGE = resource.getpagesize()
 SLACK = 1024 * MiB  # address space for thread stacks and allocator arenas that are reserved and never touched
 LAST_CAPABILITY = 63
 OOM_FIRST = b"1000"
-CLONE = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_RECURSIVE
 NULL = "/dev/null"  # whoever starts a program with its output thrown away writes here
 
 
@@ -87,17 +81,13 @@ def _tmpfs(path: str, limits: Limits) -> None:
     The worker's root has nothing at path but readable trees, such as an environment installed below /tmp. The new file system
     covers them, so they are mounted again at their places. They stay read-only: a copy of a mount keeps its flags.
     """
-    unshare(NEWNS)
-    libc("mount", None, b"/", None, MS_REC | MS_PRIVATE, None)
-    covered = {
-        entry.path: (entry.is_dir(), syscall("open_tree", AT_FDCWD, os.fsencode(entry.path), CLONE)) for entry in os.scandir(path)
-    }
+    private_mounts()
+    covered = {entry.path: (entry.is_dir(), open_tree(entry.path)) for entry in os.scandir(path)}
     options = f"size={limits.file_bytes},nr_inodes=8192,mode=700"
     libc("mount", b"scratch", path.encode(), b"tmpfs", MS_NOSUID | MS_NODEV, options.encode())
     for place, (is_folder, tree) in covered.items():
         os.mkdir(place) if is_folder else os.close(os.open(place, os.O_CREAT | os.O_EXCL))
-        syscall("move_mount", tree, b"", AT_FDCWD, os.fsencode(place), MOVE_MOUNT_F_EMPTY_PATH)
-        os.close(tree)
+        move_tree(tree, place)
     os.chdir(path)
 
 
@@ -111,7 +101,7 @@ def _limits(room: Room, limits: Limits) -> None:
         fd = os.open("self/oom_score_adj", os.O_WRONLY, dir_fd=room.proc_fd)
         os.write(fd, OOM_FIRST)  # if memory runs out, the candidate goes, not the training beside it
         os.close(fd)
-    held = [int(n) * PAGE for n in _read(room.proc_fd, "self/statm").split()]
+    held = [int(n) * PAGE for n in read_proc(room.proc_fd, "self/statm").split()]
     cpu = int(limits.cpu_seconds + 0.999)
     _limit(resource.RLIMIT_CPU, cpu)
     _limit(resource.RLIMIT_FSIZE, max(limits.file_bytes, limits.result_bytes + 4096, limits.log_bytes))
@@ -137,7 +127,7 @@ def _same_user(proc_fd: int) -> int:
         if name.isdigit():
             with contextlib.suppress(OSError):
                 if os.stat(name, dir_fd=proc_fd).st_uid == os.getuid():
-                    count += int(_read(proc_fd, f"{name}/stat").rpartition(")")[2].split()[17])
+                    count += int(read_proc(proc_fd, f"{name}/stat").rpartition(")")[2].split()[17])
     return count
 
 
@@ -157,9 +147,10 @@ def _drop_capabilities() -> None:
     prctl(SET_NO_NEW_PRIVS, 1)
 
 
-def _read(proc_fd: int, name: str) -> str:
+def read_proc(proc_fd: int, name: str) -> str:
+    """Return a file of /proc, by its name below."""
     fd = os.open(name, os.O_RDONLY, dir_fd=proc_fd)
     try:
-        return os.read(fd, 4096).decode()
+        return os.read(fd, 8192).decode()
     finally:
         os.close(fd)

@@ -10,10 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from .child import READY, become_lasting
-from .forking import fork_alone, with_folder
 from .inner import Room
 from .types import Limits
-from .watching import JUDGE_GONE, cpu_of, end, follow, outside, resident, said
+from .watching import JUDGE_GONE, cpu_of, end, follow, fork_alone, outside, resident, said, told, with_folder
 
 MOST_JOBS = 1000  # then a fresh one: what libraries never give back is bounded
 
@@ -35,8 +34,8 @@ class Lasting:
         word = READY if self.child else self._start(limits)
         if word != READY:
             status, cpu, _ = self._stop()
-            return _told("setup", word[1:].decode(errors="replace"), status, 0.0, cpu, 0)
-        base, started, before = resident(self.seen, self.room), time.monotonic(), self._cpu()
+            return told("setup", word, status, 0.0, cpu, 0)
+        base, started, before = resident(self.seen, self.room), time.monotonic(), cpu_of(self.seen, self.room)
         self.jobs += 1
         ended, peak = "", 0
         with contextlib.suppress(OSError):  # it died while nobody looked: its end says how
@@ -44,11 +43,11 @@ class Lasting:
             ended, peak = follow(self.watch, self.seen, control, limits, self.room, fds[1], base, self.socket.fileno())
         wall = time.monotonic() - started
         if ended == "" and self._done():
-            return _told("", "", 0, wall, self._cpu() - before, peak)
+            return told("", READY, 0, wall, cpu_of(self.seen, self.room) - before, peak)
         status, cpu, _ = self._stop()
         if ended == JUDGE_GONE:
             os._exit(0)
-        return _told(ended, "", status, wall, cpu, peak)
+        return told(ended, READY, status, wall, cpu, peak)
 
     def _start(self, limits: Limits) -> bytes:
         """Return what the child says about its layers."""
@@ -80,15 +79,7 @@ class Lasting:
         self.socket.close()
         return end(child, self.watch, self.folder)
 
-    def _cpu(self) -> float:
-        """Return seconds of CPU time of the child so far."""
-        return cpu_of(self.seen, self.room)
-
 
 def _locked(limits: Limits) -> Limits:
     """Return what a child is locked in with, which cannot change afterwards."""
     return replace(limits, wall_seconds=0, cpu_seconds=0, phases=(), idle_seconds=0)
-
-
-def _told(ended: str, word: str, status: int, wall: float, cpu: float, peak: int) -> dict[str, Any]:
-    return {"ended": ended, "word": word, "status": status, "wall": wall, "cpu": cpu, "peak": peak}

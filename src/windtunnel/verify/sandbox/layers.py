@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 # Protection → the sets of layers of which any one gives it.
 PROTECTIONS: dict[str, tuple[tuple[str, ...], ...]] = {
@@ -28,7 +28,6 @@ class Layers:
 
     faults: Mapping[str, str]
     breaches: tuple[str, ...] | None = None
-    notes: tuple[str, ...] = field(default=())
 
     def active(self, layer: str) -> bool:
         """Return whether a layer stands."""

@@ -19,22 +19,20 @@ from .syscalls import (
     ATTR_NOSUID,
     ATTR_RDONLY,
     MNT_DETACH,
-    MOVE_MOUNT_F_EMPTY_PATH,
     MS_NODEV,
     MS_NOSUID,
-    MS_PRIVATE,
-    MS_REC,
     NEWIPC,
     NEWNET,
     NEWNS,
     NEWPID,
     NEWUSER,
     NEWUTS,
-    OPEN_TREE_CLOEXEC,
-    OPEN_TREE_CLONE,
     SET_DUMPABLE,
     libc,
+    move_tree,
+    open_tree,
     prctl,
+    private_mounts,
     syscall,
     unshare,
 )
@@ -193,8 +191,7 @@ def _nobody_can_read() -> bool:
 
 def _new_root(readable: tuple[str, ...], devices: tuple[str, ...]) -> None:
     """Make a root of our own: the readable paths at their places, read-only, and /tmp with only those of them that lie there."""
-    unshare(NEWNS)
-    libc("mount", None, b"/", None, MS_REC | MS_PRIVATE, None)
+    private_mounts()
     links = {path: os.readlink(path) for path in readable if is_system_link(path)}
     # Before the stage covers what may lie below it.
     here = [path for path in readable if path not in links and not path.startswith("/proc")] + (["/proc"] if devices else [])
@@ -204,8 +201,7 @@ def _new_root(readable: tuple[str, ...], devices: tuple[str, ...]) -> None:
         target = Path(STAGE + path)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.mkdir(exist_ok=True) if is_folder else target.touch()
-        syscall("move_mount", tree, b"", AT_FDCWD, os.fsencode(target), MOVE_MOUNT_F_EMPTY_PATH)
-        os.close(tree)
+        move_tree(tree, str(target))
     for path, goal in links.items():
         os.symlink(goal, STAGE + path)
     os.makedirs(STAGE + "/tmp", exist_ok=True)
@@ -217,7 +213,7 @@ def _new_root(readable: tuple[str, ...], devices: tuple[str, ...]) -> None:
 
 
 def _clone(path: str, devices: tuple[str, ...]) -> int:
-    tree = syscall("open_tree", AT_FDCWD, os.fsencode(path), OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_RECURSIVE)
+    tree = open_tree(path)
     # /proc too: children may mount their own only while this one is whole and writable as far as mounts go.
     device = path in (*DEVICES, *devices, "/proc")
     with contextlib.suppress(OSError) if device else contextlib.nullcontext():

@@ -1,11 +1,13 @@
-"""What a candidate may read, and where its worker imports from."""
+"""What a candidate may read, which files of /dev a GPU needs, and where its worker imports from."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import stat
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 
 SYSTEM = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/sbin", "/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
@@ -15,6 +17,7 @@ FOR_DEVICES = (
 )  # fmt: skip
 # CUDA names its threads through /proc/self/task/.../comm and does not start where it may not (error 304; driver 580).
 WRITTEN_FOR_DEVICES = ("/proc/self",)
+COMMON = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")  # to all GPUs of a machine
 
 
 def readable_paths(devices: Iterable[str]) -> tuple[str, ...]:
@@ -58,3 +61,17 @@ def holds_packages(path: str) -> bool:
 def is_system_link(path: str) -> bool:
     """Return whether this is one of the root's links into /usr, which are made again instead of mounted."""
     return path in SYSTEM and os.path.islink(path) and path.count("/") == 1
+
+
+def files_of_gpu(number: int) -> tuple[str, ...]:
+    """Return the files that the GPU of this number in /dev needs, and no other's; whether or not they are there."""
+    return (f"/dev/nvidia{number}", *COMMON)
+
+
+def gpu_numbers() -> tuple[int, ...]:
+    """Return N of every device /dev/nvidiaN, sorted."""
+    if not Path("/dev").is_dir():  # Windows
+        return ()
+    ends = (name.removeprefix("nvidia") for name in os.listdir("/dev") if name.startswith("nvidia"))
+    numbers = sorted(int(end) for end in ends if end.isdigit())
+    return tuple(number for number in numbers if stat.S_ISCHR(Path(f"/dev/nvidia{number}").stat().st_mode))

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from json import dumps
 
 from windtunnel.recipe import UserError
 
+from .channel import ready
 from .paths import import_path, is_readable
 
 START_SECONDS = 300.0
 FORK_SECONDS = 60.0
-MOST_ANSWER = 1 << 12
+MOST_ANSWER = 1 << 16
+MOST_POLL_SECONDS = 3600.0  # poll counts milliseconds in 31 bits
 QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 # A user's name, since libraries ask for one and the password file is out of reach.
 HOME = {"USER": "candidate", "HOME": "/tmp", "TMPDIR": "/tmp", "TRITON_CACHE_DIR": "/tmp/triton", "XDG_CACHE_HOME": "/tmp"}
@@ -42,9 +44,8 @@ class Forked:
 
     def wait(self) -> None:
         """Wait until it has ended."""
-        poll = select.poll()
-        poll.register(self._watch, select.POLLIN)
-        poll.poll()
+        while not ready(self._watch, MOST_POLL_SECONDS):
+            pass
 
     def close(self) -> None:
         """End it and forget it."""
@@ -113,10 +114,10 @@ class Template:
             self._end()
         self._begin()
         if not self._ready:
-            answer, _ = self._receive(START_SECONDS)
+            answer, _ = receive(self._orders, START_SECONDS, self._printed)
             self._ready = answer == b"ready"
         socket.send_fds(self._orders, [b"fork"], [control.fileno(), prints])
-        answer, fds = self._receive(FORK_SECONDS)
+        answer, fds = receive(self._orders, FORK_SECONDS, self._printed)
         if len(fds) != 1:
             raise OSError(answer.decode(errors="replace"))
         return Forked(int(answer), fds[0])
@@ -159,16 +160,6 @@ class Template:
         self._prints.close()
         self._process, self._ready = None, False
 
-    def _receive(self, seconds: float) -> tuple[bytes, list[int]]:
-        poll = select.poll()
-        poll.register(self._orders, select.POLLIN)
-        if not poll.poll(seconds * 1000):
-            raise OSError(f"no answer within {seconds:.0f} s")
-        data, fds, _, _ = socket.recv_fds(self._orders, MOST_ANSWER, 1)
-        if not data:
-            raise EOFError(f"it ended: {self._printed()}")
-        return data, fds
-
     def _printed(self) -> str:
         return "" if self._process is None else last_words(self._prints.fileno())
 
@@ -178,3 +169,25 @@ def last_words(fd: int) -> str:
     size = os.fstat(fd).st_size
     start = max(0, size - 2000)
     return os.pread(fd, size - start, start).decode(errors="replace").strip()
+
+
+def receive(source: socket.socket, seconds: float, printed: Callable[[], str]) -> tuple[bytes, list[int]]:
+    """Return what a process answers on a socket, and the file that comes with it.
+
+    Args:
+        source: the socket.
+        seconds: to wait for it.
+        printed: what the process printed, for the words where it has ended.
+
+    Raises:
+        OSError: no answer came in time.
+        EOFError: it ended.
+    """
+    deadline = time.monotonic() + seconds
+    while not ready(source.fileno(), min(max(0.0, deadline - time.monotonic()), MOST_POLL_SECONDS)):
+        if time.monotonic() >= deadline:
+            raise OSError(f"no answer within {seconds:.0f} s")
+    data, fds, _, _ = socket.recv_fds(source, MOST_ANSWER, 1)
+    if not data:
+        raise EOFError(f"it ended: {printed()}")
+    return data, fds

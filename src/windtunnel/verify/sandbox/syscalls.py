@@ -14,14 +14,8 @@ SET_PDEATHSIG, SET_DUMPABLE, CAPBSET_DROP, SET_CHILD_SUBREAPER, SET_NO_NEW_PRIVS
 # sys/mount.h, linux/mount.h
 MS_NOSUID, MS_NODEV, MS_REC, MS_PRIVATE, MNT_DETACH = 2, 4, 0x4000, 1 << 18, 2
 ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV = 1, 2, 4
-AT_FDCWD, AT_EMPTY_PATH, AT_RECURSIVE, OPEN_TREE_CLONE, OPEN_TREE_CLOEXEC, MOVE_MOUNT_F_EMPTY_PATH = (
-    -100,
-    0x1000,
-    0x8000,
-    1,
-    0o2000000,
-    4,
-)
+AT_FDCWD, AT_EMPTY_PATH, AT_RECURSIVE = -100, 0x1000, 0x8000
+OPEN_TREE_CLONE, OPEN_TREE_CLOEXEC, MOVE_MOUNT_F_EMPTY_PATH = 1, 0o2000000, 4
 
 MACHINES = {"x86_64": 0, "aarch64": 1}
 # (x86_64, aarch64)
@@ -66,6 +60,23 @@ def libc(name: str, *arguments: int | bytes | ctypes.Structure | None) -> int:
 def unshare(flags: int) -> None:
     """Leave namespaces for new ones."""
     libc("unshare", flags)
+
+
+def private_mounts() -> None:
+    """Leave for a mount namespace from which nothing comes back to the one before."""
+    unshare(NEWNS)
+    libc("mount", None, b"/", None, MS_REC | MS_PRIVATE, None)
+
+
+def open_tree(path: str) -> int:
+    """Return a copy of what is mounted at a path and below, to be put elsewhere. A copy keeps the flags of its mounts."""
+    return syscall("open_tree", AT_FDCWD, os.fsencode(path), OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_RECURSIVE)
+
+
+def move_tree(tree: int, path: str) -> None:
+    """Mount such a copy at a path that is there."""
+    syscall("move_mount", tree, b"", AT_FDCWD, os.fsencode(path), MOVE_MOUNT_F_EMPTY_PATH)
+    os.close(tree)
 
 
 def prctl(option: int, value: int = 0, third: int | ctypes.Structure = 0) -> int:

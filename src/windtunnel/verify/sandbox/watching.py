@@ -1,4 +1,7 @@
-"""The warm worker's watch over one child: start, time, memory, disk, and the certainty that nothing of it is left."""
+"""The warm worker's watch over one child: fork, time, memory, disk, and the certainty that nothing of it is left.
+
+Children are forks in a process namespace of their own where there can be one, else in a folder of their own.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,14 @@ import select
 import signal
 import socket
 import time
+from dataclasses import replace
 from typing import Any
 
-from .channel import read_phase
+from .channel import read_phase, ready
 from .child import READY
-from .inner import Room
+from .inner import Room, read_proc
 from .removing import remove
+from .syscalls import NEWPID, libc, unshare
 from .types import Limits
 
 SETUP_SECONDS = 30.0
@@ -23,32 +28,58 @@ IDLE_LOOK_SECONDS = 0.25
 JUDGE_GONE = "judge gone"
 
 
-def supervise(child: int, ready: int, control: socket.socket, limits: Limits, room: Room, reply: int) -> dict[str, Any]:
+def with_folder(room: Room) -> Room:
+    """Return the room with a fresh folder for temporary files, where no private file system covers it.
+
+    A new name each time: even what cannot be removed of an earlier candidate's is out of reach.
+    """
+    if room.mounts:
+        return room
+    room = replace(room, scratch=os.path.join(room.scratch, os.urandom(8).hex()))
+    os.mkdir(room.scratch, 0o700)
+    return room
+
+
+def fork_alone(room: Room) -> int:
+    """Fork, the child in a process namespace of its own where there can be one; 0 in the child."""
+    if not room.alone:
+        return os.fork()
+    own = os.open("self/ns/pid", os.O_RDONLY | os.O_CLOEXEC, dir_fd=room.proc_fd)
+    try:
+        unshare(NEWPID)
+        child = os.fork()
+        if child:
+            libc("setns", own, NEWPID)  # else the next unshare is refused
+        return child
+    finally:
+        os.close(own)
+
+
+def supervise(child: int, pipe: int, control: socket.socket, limits: Limits, room: Room, reply: int) -> dict[str, Any]:
     """Wait for a child, or kill it with all that it started. What the judge is told: how it ended and what it used.
 
-    ready: the pipe on which the child says that its layers stand; from then on its time counts. reply: its reply's file, for
+    pipe: on which the child says that its layers stand; from then on its time counts. reply: its reply's file, for
     the phase it is in. If the judge goes away the child is killed and the worker ends.
     """
     watch = os.pidfd_open(child)
     seen = outside(watch, room)
     base, held = resident(seen, room), resident(seen, room, ("VmRSS",))
-    word = said(ready)
+    word = said(pipe)
     started = time.monotonic()
-    ended, peak = ("setup", 0)
+    ended, peak = "setup", 0
     if word == READY:
         ended, peak = follow(watch, seen, control, limits, room, reply, base)
     wall = time.monotonic() - started
     status, cpu, most = end(child, watch, room)
     if ended == JUDGE_GONE:
         os._exit(0)
-    return {
-        "ended": ended,
-        "word": word[1:].decode(errors="replace"),
-        "status": status,
-        "wall": wall,
-        "cpu": cpu,
-        "peak": max(peak, most - held, 0),
-    }
+    return told(ended, word, status, wall, cpu, max(peak, most - held, 0))
+
+
+def told(ended: str, word: bytes, status: int, wall: float, cpu: float, peak: int) -> dict[str, Any]:
+    """Return what the judge is told. word: what the child said of its layers."""
+    text = word[1:].decode(errors="replace")
+    return {"ended": ended, "word": text, "status": status, "wall": wall, "cpu": cpu, "peak": peak}
 
 
 def follow(
@@ -153,11 +184,9 @@ def _wants_cpu(pid: int, room: Room) -> bool:
         os.close(tasks)
 
 
-def said(ready: int) -> bytes:
+def said(pipe: int) -> bytes:
     """Return what the child says about its layers; empty when it died before."""
-    poll = select.poll()
-    poll.register(ready, select.POLLIN)
-    return os.read(ready, 512) if poll.poll(SETUP_SECONDS * 1000) else b""
+    return os.read(pipe, 512) if ready(pipe, SETUP_SECONDS) else b""
 
 
 def end(child: int, watch: int, room: Room) -> tuple[int, float, int]:
@@ -254,13 +283,7 @@ def _disk(folder: str) -> float:
 
 
 def _read(room: Room, name: str) -> str:
-    try:
-        fd = os.open(name, os.O_RDONLY, dir_fd=room.proc_fd)
-    except OSError:
-        return ""
-    try:
-        return os.read(fd, 8192).decode()
-    except OSError:
-        return ""
-    finally:
-        os.close(fd)
+    """Return a file of /proc; nothing of a process that has ended meanwhile."""
+    with contextlib.suppress(OSError):
+        return read_proc(room.proc_fd, name)
+    return ""

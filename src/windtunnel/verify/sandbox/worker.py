@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import socket
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -23,8 +21,8 @@ from .layers import Layers
 from .outcome import infrastructure, judge_end
 from .paths import readable_paths
 from .removing import remove
-from .starting import Template, last_words
-from .types import MOST_FILES, Limits, Outcome, SandboxJob
+from .starting import Template, last_words, receive
+from .types import MOST_FILES, Outcome, SandboxJob
 
 SYSTEMS = {"darwin": "macOS", "win32": "Windows"}
 # "${PWD}" is read alike by a shell and by PowerShell.
@@ -35,8 +33,6 @@ IN_A_CONTAINER = (
 )
 # Beyond the job's own time: fork, layers, killing. A worker that is silent for longer is sick.
 GRACE_SECONDS = 60.0
-MOST_MESSAGE = 1 << 16
-MOST_POLL_SECONDS = 3600.0  # poll counts milliseconds in 31 bits
 
 
 class Sandbox:
@@ -92,8 +88,6 @@ class Sandbox:
 
     def start(self) -> Layers:
         """Start the worker if it does not run, let a trial child try to get out, and say which layers stand."""
-        from .types import SandboxJob
-
         with self._lock:
             faults = self._running().layers
         with tempfile.NamedTemporaryFile(prefix="windtunnel-secret-") as secret:
@@ -257,20 +251,9 @@ class _Worker:
             cgroup.remove(self.group)
 
     def _receive(self, seconds: float) -> dict[str, Any]:
-        poll = select.poll()
-        poll.register(self.control, select.POLLIN)
-        deadline = time.monotonic() + seconds
-        while not poll.poll(min(max(0.0, deadline - time.monotonic()), MOST_POLL_SECONDS) * 1000):
-            if time.monotonic() >= deadline:
-                raise OSError(f"no answer within {seconds:.0f} s")
-        data = self.control.recv(MOST_MESSAGE)
-        if not data:
-            raise EOFError(f"it ended: {self._printed()}")
+        data, _ = receive(self.control, seconds, self._printed)
         answer: dict[str, Any] = json.loads(data)
         return answer
 
     def _printed(self) -> str:
         return last_words(self.errors.fileno())
-
-
-__all__ = ["Limits", "Sandbox"]

@@ -18,14 +18,13 @@ from typing import Any
 from . import outer
 from .cgroup import Bound
 from .child import become, probe
-from .forking import fork_alone, with_folder
 from .inner import Room
 from .lasting import Lasting
 from .paths import readable_paths
 from .removing import remove
 from .syscalls import SET_CHILD_SUBREAPER, SET_PDEATHSIG, prctl
 from .types import MOST_FILES, Limits
-from .watching import supervise
+from .watching import fork_alone, supervise, with_folder
 
 MOST_MESSAGE = 1 << 16
 PROBE_SECONDS = 20
