@@ -11,8 +11,8 @@ from warm import kernel_box, wait_long
 from windtunnel.recipe import UserError
 from windtunnel.verify.kernel import GpuStages, KernelVerifier
 from windtunnel.verify.kernel.plan import Plan
-from windtunnel.verify.kernel.plan.narrow import may_narrow
 from windtunnel.verify.kernel.record import file_forms, read_recorded, record_job
+from windtunnel.verify.kernel.stages import may_narrow
 from windtunnel.verify.kernel.task import Task, task_from_source
 from windtunnel.verify.sandbox import Sandbox
 

@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 from windtunnel.verify.kernel.child.compare import Leave, values_differ  # noqa: E402
 from windtunnel.verify.kernel.child.group import Group  # noqa: E402
 from windtunnel.verify.kernel.child.judge import compared  # noqa: E402
+from windtunnel.verify.kernel.compare import Difference  # noqa: E402
 from windtunnel.verify.kernel.hidden import Case  # noqa: E402
 
 SOURCE = """\
@@ -106,10 +107,9 @@ class Given:
     def __init__(self, output: torch.Tensor) -> None:
         self.output = output
 
-    def judge(self, own: list, exact: list, roundings: list, *, tf32: bool, leave: Leave | None = None) -> tuple[str, str] | None:
+    def judge(self, own: list, exact: list, roundings: list, *, tf32: bool, leave: Leave | None = None) -> Difference | None:
         tolerance = {"float32": 2e-3} if tf32 else {}
-        found = values_differ(self.output.to(own[0].dtype), own[0], exact[0], "It", tolerance, 0.0, roundings[0], leave)
-        return None if found is None else (found.reason, found.message)
+        return values_differ(self.output.to(own[0].dtype), own[0], exact[0], "It", tolerance, 0.0, roundings[0], leave)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -20,9 +20,8 @@ from windtunnel.verify.kernel import GpuStages, KernelVerifier, gpu_sandbox
 from windtunnel.verify.kernel.gpu import LIMITS, PlanOf
 from windtunnel.verify.kernel.gpu_lock import GpuLock, opened
 from windtunnel.verify.kernel.record import file_forms, read_recorded, record_job
-from windtunnel.verify.kernel.roofline import Work, floor_seconds
 from windtunnel.verify.kernel.task import task_from_source
-from windtunnel.verify.kernel.timing import Samples, doubt, median_with_interval, read_samples, speedup
+from windtunnel.verify.kernel.timing import Samples, Work, doubt, floor_seconds, median_with_interval, read_samples, speedup
 from windtunnel.verify.sandbox import Sandbox
 
 MIB = 1 << 20

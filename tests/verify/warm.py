@@ -11,7 +11,7 @@ import pytest
 from waiting import HANG
 
 from windtunnel.verify.kernel import compiler_sandbox, gpu, gpu_sandbox, kernel_sandbox, reference_sandbox
-from windtunnel.verify.kernel.funnel import PRELOAD
+from windtunnel.verify.kernel.workers import PRELOAD
 from windtunnel.verify.sandbox import Limits, Sandbox
 
 

@@ -4,21 +4,18 @@ Nothing here imports torch or triton; what stands in `child` does, inside the sa
 """
 
 from windtunnel.verify.kernel.admission import GpuMemory
-from windtunnel.verify.kernel.answer import KernelOutcome, kernel_outcome, plan_ends, speed_reward
+from windtunnel.verify.kernel.answer import STAGES, KernelOutcome, kernel_outcome, plan_ends, speed_reward, stage_states
 from windtunnel.verify.kernel.funnel import (
-    STAGES,
     KernelVerifier,
     candidate_of,
-    compiler_sandbox,
     judge_recording,
-    kernel_sandbox,
-    stage_states,
 )
-from windtunnel.verify.kernel.gpu import GpuStages, gpu_sandbox, has_gpu, reference_sandbox
+from windtunnel.verify.kernel.gpu import GpuStages
 from windtunnel.verify.kernel.module import tasks_of_module
 from windtunnel.verify.kernel.prepared import ReferenceBroken
 from windtunnel.verify.kernel.recording import record
 from windtunnel.verify.kernel.task import Task, load_task, task_from_source
+from windtunnel.verify.kernel.workers import compiler_sandbox, gpu_sandbox, has_gpu, kernel_sandbox, reference_sandbox
 
 __all__ = [
     "STAGES",

@@ -56,3 +56,17 @@ def _speedup(verdict: Verdict) -> float | None:
     """Return eager PyTorch's time over that of a kernel which was accepted and timed."""
     ratios = verdict.evidence.get("gpu", {}).get("speedup", {}) if verdict.accepted else {}
     return ratios.get("eager")
+
+
+def stage_states(verdict: Verdict) -> list[tuple[str, str]]:
+    """Return (stage, 'passed' | 'refused' | 'failed' | 'not run') for every stage, for people."""
+    at = STAGES.index(verdict.stage) if verdict.stage in STAGES else 0
+    states = []
+    for number, stage in enumerate(STAGES):
+        if number < at:
+            states.append((stage, "passed"))
+        elif number > at:
+            states.append((stage, "not run"))
+        else:
+            states.append((stage, "passed" if verdict.accepted else "failed" if verdict.infrastructure else "refused"))
+    return states

@@ -102,7 +102,7 @@ def compile_job(
         wanted: of each plan's choices how many configurations, one where this is None.
         tried: those that were tried before, after which all others are wanted, and none needed.
     """
-    orders = [drawn_orders(plan, (tried or {}).get((form.size, form.dtype))) for plan, form in zip(plans, forms, strict=True)]
+    orders = [drawn_orders(plan, (tried or {}).get(form.group)) for plan, form in zip(plans, forms, strict=True)]
     message: dict[str, Any] = {
         "plans": [plan.model_dump_json() for plan in plans],
         "dtypes": [form.dtype for form in forms],
@@ -126,7 +126,7 @@ def read_compiled(outcome: Outcome, plans: Sequence[Plan], forms: Sequence[HostF
     tried: dict[Key, dict[int, tuple[int, ...]]] = {}
     said = outcome.message.get("configurations", ())
     for plan, form, own in zip(plans, forms, said, strict=False):
-        key = form.size, form.dtype
+        key = form.group
         among[key], tried[key] = {}, {}
         for number, fits, misfits in own:
             step = plan.steps[number]

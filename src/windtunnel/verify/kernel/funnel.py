@@ -8,9 +8,8 @@ import threading
 from collections.abc import Mapping
 
 from windtunnel.verify.code.fences import source_of
-from windtunnel.verify.kernel.answer import STAGES
 from windtunnel.verify.kernel.gpu import MOST_BYTES as MOST_GPU_BYTES
-from windtunnel.verify.kernel.gpu import GpuStages, has_gpu
+from windtunnel.verify.kernel.gpu import GpuStages
 from windtunnel.verify.kernel.hidden import interpreted
 from windtunnel.verify.kernel.long import LongSizes
 from windtunnel.verify.kernel.plan import Plan, Recording
@@ -22,50 +21,14 @@ from windtunnel.verify.kernel.replay import share
 from windtunnel.verify.kernel.stages import CandidateStages, Clock, Planned
 from windtunnel.verify.kernel.task import Task, with_far_inputs
 from windtunnel.verify.kernel.tiny import POLICY, Finding
-from windtunnel.verify.sandbox import Runner, Sandbox
+from windtunnel.verify.sandbox import Runner
 from windtunnel.verify.types import Verdict, accept, broken, refuse
 
-PRELOAD = (
-    "torch",
-    "triton",
-    "triton.language",
-    "triton.runtime.interpreter",
-    "windtunnel.verify.kernel.child.record",
-    "windtunnel.verify.kernel.child.tiny",
-    "windtunnel.verify.kernel.child.reference",
-    "windtunnel.verify.kernel.child.warm",
-)
 MARK = "\ufeff"  # a byte order mark
 RAISED = ("raised", "construction-failed")
 MOST_BYTES, MOST_PROGRAMS = 1 << 30, 65_536  # of a plan at a tiny size
 HALF = "the correctness half: the interpreter ran it; full shapes and timing need a GPU"
-
-
-COMPILER_PRELOAD = (
-    "torch",
-    "triton",
-    "triton.language",
-    "windtunnel.verify.kernel.child.compile",
-    "windtunnel.verify.kernel.child.record",
-    "windtunnel.verify.kernel.child.warm_compile",
-)
 HOPPER = 90
-
-
-def compiler_sandbox(*, binary: bool | None = None) -> Sandbox:
-    """Return a warm worker with Triton's compiler loaded, which needs no GPU. A context manager.
-
-    Args:
-        binary: whether it is warm for what a GPU runs too, which it can also compile without, half a second slower each time;
-            None: where this machine has one.
-    """
-    to_the_end = ("windtunnel.verify.kernel.child.warm_compile:to_the_end",)
-    return Sandbox(preload=COMPILER_PRELOAD + (to_the_end if binary or (binary is None and has_gpu()) else ()))
-
-
-def kernel_sandbox() -> Sandbox:
-    """Return a warm worker with torch and Triton's interpreter loaded. A context manager."""
-    return Sandbox(preload=PRELOAD, environment={"TRITON_INTERPRET": "1"})
 
 
 def candidate_of(answer: str) -> str:
@@ -260,17 +223,3 @@ def judge_recording(text: str, verifier: KernelVerifier) -> Verdict:
         return verifier.verify_plans(read_recording(text))
     except PlanRefused as error:
         return refuse("record", error.reason, error.message)
-
-
-def stage_states(verdict: Verdict) -> list[tuple[str, str]]:
-    """Return (stage, 'passed' | 'refused' | 'failed' | 'not run') for every stage, for people."""
-    at = STAGES.index(verdict.stage) if verdict.stage in STAGES else 0
-    states = []
-    for number, stage in enumerate(STAGES):
-        if number < at:
-            states.append((stage, "passed"))
-        elif number > at:
-            states.append((stage, "not run"))
-        else:
-            states.append((stage, "passed" if verdict.accepted else "failed" if verdict.infrastructure else "refused"))
-    return states

@@ -5,24 +5,22 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from windtunnel.recipe import UserError
 from windtunnel.verify.kernel.admission import JUDGE_BUFFERS, RUN_BUFFERS, TIMED_BUFFERS, GpuMemory, Waits
-from windtunnel.verify.kernel.child.turn import FULL, TIMING, WAITING
 from windtunnel.verify.kernel.compiling import Compiled, Key
-from windtunnel.verify.kernel.gpu_lock import gpu_path, opened
+from windtunnel.verify.kernel.gpu_lock import FULL, TIMING, WAITING, gpu_path, opened
 from windtunnel.verify.kernel.gpu_seen import SeenGPU, seen_gpu
 from windtunnel.verify.kernel.hidden import WIDE, Case, full_cases, new_seed
 from windtunnel.verify.kernel.plan import Plan
 from windtunnel.verify.kernel.prepared import FLAT
-from windtunnel.verify.kernel.roofline import Work
 from windtunnel.verify.kernel.task import Task
-from windtunnel.verify.kernel.timing import LEAST, Samples, doubt, median_with_interval, read_samples, speedup
+from windtunnel.verify.kernel.timing import LEAST, Samples, Work, doubt, median_with_interval, read_samples, speedup
 from windtunnel.verify.kernel.tiny import Finding, ended, wrong_of
-from windtunnel.verify.sandbox import Limits, MiB, Outcome, Runner, Sandbox, SandboxJob
+from windtunnel.verify.sandbox import Limits, MiB, Outcome, Runner, SandboxJob
 
 FULL_ENTRY = "windtunnel.verify.kernel.child.full:main"
 JUDGE = "windtunnel.verify.kernel.child.judge:main"
@@ -47,12 +45,6 @@ MOST_BYTES = 64 << 30  # of a plan's buffers
 SLOWED = 1.5
 TIMED_SETS = 3
 CALLS = 40
-# Watching PyTorch's calls and counting its operations import the second one, a second of work.
-TORCH = ("torch", "torch._dynamo")
-# Each work queue of a context, and each for copies, is made and taken down with it: one stream needs one of each.
-ONE_QUEUE = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "CUDA_DEVICE_MAX_COPY_CONNECTIONS": "1"}
-# Of what a compiler makes only the binary is read again.
-BINARIES_ONLY = {"TRITON_STORE_BINARY_ONLY": "1"}
 
 Rest = Callable[[Compiled, Key], Compiled | Finding]
 """Compiles what was not compiled of a plan's configurations, beside what was."""
@@ -85,40 +77,6 @@ class GpuResult:
     evidence: Mapping[str, Any] = field(default_factory=dict)
     fragile: tuple[str, ...] = ()
     waits: Mapping[str, float] = field(default_factory=dict)
-
-
-def has_gpu(index: int = 0) -> bool:
-    """Return whether this process may use an NVIDIA GPU of that number, as CUDA counts them here."""
-    return seen_gpu(index) is not None
-
-
-def gpu_sandbox(index: int = 0) -> Sandbox:
-    """Return a worker whose child carries plans out, one after the other in one CUDA context. A context manager.
-
-    CUDA starts in the child, since it does not survive a fork.
-
-    Args:
-        index: the GPU's number among those that this process may use, as CUDA counts them here.
-    """
-    modules = (*TORCH, "triton", "windtunnel.verify.kernel.child.full", "windtunnel.verify.kernel.child.warm_gpu:warm")
-    return _on_gpu(index, modules, BINARIES_ONLY)
-
-
-def reference_sandbox(index: int = 0) -> Sandbox:
-    """Return a worker for the reference and the comparison, which no kernel of a candidate ever shares. A context manager.
-
-    Args:
-        index: as of `gpu_sandbox`.
-    """
-    return _on_gpu(index, (*TORCH, "windtunnel.verify.kernel.child.judge:warm"), {})
-
-
-def _on_gpu(index: int, preload: Sequence[str], environment: Mapping[str, str]) -> Sandbox:
-    """Return a sandbox that reaches this GPU and no other. Without one it starts too, and finds none."""
-    gpu = seen_gpu(index) or SeenGPU(index)
-    return Sandbox(
-        preload=preload, environment={**ONE_QUEUE, **environment, **gpu.environment}, devices=gpu.devices, lasting=True
-    )
 
 
 class GpuStages:
@@ -167,7 +125,7 @@ class GpuStages:
             alone: nothing was run there.
             narrow: the plans may compute in floats of fewer than 32 bits, whose range is looked at.
         """
-        first = Case(self.size, self.task.dtypes[0], "plain", self.task.training)
+        first = self._first()
         cases = [case if self.size == "full" else _renamed(case) for case in full_cases(self.task, seen)]
         cases = [case for case in cases if narrow or case.variation not in WIDE]
         # Cases of one group run one after the other; the timed ones are of the last.
@@ -178,7 +136,10 @@ class GpuStages:
 
     def first_run(self) -> Runs:
         """Return a run of the first case alone, which nobody times."""
-        return Runs((Case(self.size, self.task.dtypes[0], "plain", self.task.training),), new_seed(), 0, self.calls)
+        return Runs((self._first(),), new_seed(), 0, self.calls)
+
+    def _first(self) -> Case:
+        return Case(self.size, self.task.dtypes[0], "plain", self.task.training)
 
     def sizes(self) -> list[str]:
         """Return the sizes that a plan is needed for."""

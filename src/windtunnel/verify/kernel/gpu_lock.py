@@ -1,6 +1,7 @@
 """Whose turn it is on a GPU: many at a time for what is not timed, one alone for what is. Across all processes of a machine.
 
-Made of file locks, which the kernel gives back when their holder dies, however it dies.
+Made of file locks, which the kernel gives back when their holder dies, however it dies. A child waits for its turns itself; the
+parent sees from the phase that it waits, and counts that by itself.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from windtunnel.recipe import UserError
+from windtunnel.verify.sandbox import note
 
+WAITING, FULL, TIMING = "waiting", "full", "timing"  # phases of a child
 LOOK_SECONDS = 0.002
 OPENINGS = 3
 FOLDER = Path("/tmp")  # not the temporary folder of one session: all who use the GPU must meet here
@@ -81,6 +84,27 @@ def opened(path: Path | None) -> Iterator[tuple[int, ...]]:
 def gpu_lock_of(fds: Sequence[int]) -> GpuLock | None:
     """Return the lock of these files, None of none."""
     return GpuLock(fds) if fds else None
+
+
+class Turns:
+    """A child's turns. lock: None where nothing is shared. waited: seconds, of all of them."""
+
+    def __init__(self, lock: GpuLock | None) -> None:
+        self.lock, self.waited = lock, 0.0
+
+    @contextlib.contextmanager
+    def waiting_for(self, *, alone: bool = False, then: str) -> Iterator[None]:
+        """Take a turn, then note the phase."""
+        if self.lock is None:
+            note(then)
+            yield
+            return
+        note(WAITING)
+        began = time.monotonic()
+        with self.lock.alone() if alone else self.lock.shared():
+            self.waited += time.monotonic() - began
+            note(then)
+            yield
 
 
 def gpu_path(number: int) -> Path:

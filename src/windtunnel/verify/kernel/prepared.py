@@ -143,7 +143,9 @@ def prepare(task: Task, runner: Runner, cases: Sequence[Case], count: bool = Fal
             dropped[case.label()] = answer["dropped"]
         elif "error" in answer:
             if answer["import"]:
-                raise _cannot_import(task, answer["error"])
+                words = f"task {task.name}: the file cannot be imported: {answer['error']}"
+                fix = "install the package where windtunnel is, or put into the file what it takes from files beside it"
+                raise CannotImport(words, f"{fix}: it is judged alone")
             _check_error(task, case, answer["error"])
             dropped[case.label()] = answer["error"]
         else:
@@ -219,13 +221,6 @@ def settled(task: Task, runner: Runner) -> Task:
         # The same words at every size: the sizes are not what is wrong.
         raise NoTinySize(problem, "make the file's Model(*get_init_inputs())(*get_inputs()) run in PyTorch, on a CPU too")
     raise _no_tiny_size(task, problem)
-
-
-def _cannot_import(task: Task, error: str) -> CannotImport:
-    return CannotImport(
-        f"task {task.name}: the file cannot be imported: {error}",
-        "install the package where windtunnel is, or put into the file what it takes from files beside it: it is judged alone",
-    )
 
 
 def _no_tiny_size(task: Task, problem: str) -> NoTinySize:

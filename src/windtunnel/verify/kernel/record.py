@@ -16,7 +16,7 @@ from windtunnel.verify.kernel.tiny import Finding, ended, unbegun, wrong_of
 from windtunnel.verify.sandbox import Limits, MiB, Outcome, Runner, SandboxJob
 
 ENTRY = "windtunnel.verify.kernel.child.record:main"
-SHAPES_ENTRY = "windtunnel.verify.kernel.child.shapes:main"
+SHAPES_ENTRY = "windtunnel.verify.kernel.child.reference:shapes"
 LIMITS = Limits(wall_seconds=600, cpu_seconds=30, memory_bytes=8192 * MiB, processes=0, idle_seconds=30, result_bytes=128 * MiB)
 MOST_PLAN = 32 << 20  # characters of one plan
 
@@ -39,6 +39,11 @@ class HostForm:
     inputs: Sequence[tuple[str, tuple[int, ...]] | None]
     arguments: Sequence[Any]
     parameters: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+
+    @property
+    def group(self) -> tuple[str, str]:
+        """Size and dtype, by which a plan is known where training mode does not matter; as of `Case`."""
+        return self.size, self.dtype
 
     def label(self) -> str:
         """Return 'tiny float32', for messages."""
@@ -117,9 +122,9 @@ def file_forms(task: Task, runner: Runner, sizes: Sequence[str]) -> list[HostFor
     return forms
 
 
-def record_job(source: str, forms: Sequence[HostForm], limits: Limits = LIMITS) -> SandboxJob:
+def record_job(source: str, forms: Sequence[HostForm]) -> SandboxJob:
     """Return everything that the recording child needs: shapes, no data."""
-    return SandboxJob(ENTRY, {"source": source, "forms": [form.message() for form in forms]}, limits=limits)
+    return SandboxJob(ENTRY, {"source": source, "forms": [form.message() for form in forms]}, limits=LIMITS)
 
 
 def read_recorded(

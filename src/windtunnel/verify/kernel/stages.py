@@ -6,6 +6,7 @@ runs once on the GPU. The other forms are compiled for what is still right.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -16,7 +17,6 @@ from windtunnel.verify.kernel.compiling import Compiled, Key, compile_job, read_
 from windtunnel.verify.kernel.gpu import GpuResult, Runs
 from windtunnel.verify.kernel.long import block_of, chosen
 from windtunnel.verify.kernel.plan import Plan
-from windtunnel.verify.kernel.plan.narrow import may_narrow
 from windtunnel.verify.kernel.prepared import Batch, Ready
 from windtunnel.verify.kernel.record import HostForm, form_of
 from windtunnel.verify.kernel.replay import replay_job
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 LONG_SECONDS = 8.0  # of the CPU, for long sizes
 # Where a GPU judges values, the interpreter looks for races and accesses outside of tensors, as far as it comes in this time.
 GLANCE_SECONDS, GLANCE_AT_MOST = 2.0, 8.0
+
+# Floats of fewer than 32 bits: as dtypes of buffers, in casts, constants and texts for the compiler; and what makes a dtype of
+# any text, or floats of integers.
+NARROW = re.compile(r"float16|float8|fp16|bf16|fp8|fp4|half|e\dm\d|int16|int8|\bdtype\(|language\.dtype\b", re.IGNORECASE)
 
 Planned = Callable[[list[HostForm]], tuple[list[Plan], Finding | None]]
 
@@ -46,7 +50,11 @@ class Clock:
         try:
             yield
         finally:
-            self.times[stage] = self.times.get(stage, 0.0) + time.perf_counter() - start
+            self.add(stage, time.perf_counter() - start)
+
+    def add(self, stage: str, seconds: float) -> None:
+        """Add seconds to a stage."""
+        self.times[stage] = self.times.get(stage, 0.0) + seconds
 
 
 @dataclass
@@ -92,7 +100,7 @@ class CandidateStages:
         plans, forms = self.full_plans[which], self.full_forms[which]
         # Where the interpreter does not get as far, two runs of one configuration are no harm.
         counts = self.of.gpu.counts(self.of.task.variations if self.forms else ())
-        return self._made(plans, forms, binary=True, wanted=[counts[form.size, form.dtype] for form in forms])
+        return self._made(plans, forms, binary=True, wanted=[counts[form.group] for form in forms])
 
     def _keep(self, made: Compiled | Finding) -> Finding | None:
         if isinstance(made, Finding):
@@ -113,7 +121,7 @@ class CandidateStages:
 
     def _rest(self, known: Compiled, timed: Key) -> Compiled | Finding:
         """Return what was compiled, with every other configuration of the plan that is timed."""
-        at = next(at for at, form in enumerate(self.full_forms) if (form.size, form.dtype) == timed)
+        at = next(at for at, form in enumerate(self.full_forms) if form.group == timed)
         made = self._made(self.full_plans[at : at + 1], self.full_forms[at : at + 1], binary=True, tried=known.tried)
         return made if isinstance(made, Finding) else known.and_(made)
 
@@ -200,12 +208,12 @@ class CandidateStages:
     def _on_gpu(self, runs: Runs) -> GpuResult:
         assert self.of.gpu is not None
         groups = {case.group for case in runs.cases}
-        keys = [(form.size, form.dtype) for form in self.full_forms]
-        plans = {key: plan for key, plan in zip(keys, self.full_plans, strict=True) if key in groups}
+        pairs = zip(self.full_forms, self.full_plans, strict=True)
+        plans = {form.group: plan for form, plan in pairs if form.group in groups}
         with self.clock("gpu"):
             result = self.of.gpu.judge(plans, self.compiled, runs, self._rest)
         for what, seconds in result.waits.items():
-            self.clock.times[f"gpu wait for {what}"] = self.clock.times.get(f"gpu wait for {what}", 0.0) + seconds
+            self.clock.add(f"gpu wait for {what}", seconds)
         return result
 
 
@@ -217,3 +225,11 @@ def _of_the_size(found: Finding, outcome: Outcome, left: Collection[str]) -> boo
     if outcome.status == "timeout":
         return True
     return found.reason not in ("race", "infrastructure") and found.evidence.get("variation") in left
+
+
+def may_narrow(plan: Plan) -> bool:
+    """Return whether anything in a plan names such a float: one that does not cannot overflow where float32 does not.
+
+    A name too many, in a comment, does no harm.
+    """
+    return NARROW.search(plan.model_dump_json(exclude={"order"})) is not None

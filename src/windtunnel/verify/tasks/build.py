@@ -53,7 +53,6 @@ def task(
     buffers: Mapping[str, str] | None = None,
     init_inputs: Mapping[str, str] | None = None,
     variations: Sequence[str] = FORMS,
-    fixed: Sequence[str] = (),
     inplace: Sequence[int] = (),
     host_copies: bool = True,
 ) -> Task:
@@ -72,7 +71,6 @@ def task(
         buffers: the same for entries that are not trained.
         init_inputs: argument of `__init__`, kept as an attribute → the expression for its value, made of the constants.
         variations: names from `hidden`, applied to floating inputs.
-        fixed: floating inputs and entries of the state dict whose values are kept as the reference made them.
         inplace: positions of inputs that may be overwritten.
         host_copies: whether host code may copy a tensor (`.contiguous()`); False where moving data is the task.
     """
@@ -101,7 +99,6 @@ def task(
         sizes={key: dict(value) for key, value in sizes.items()},
         dtypes=("float32", "float16", "bfloat16"),
         variations=tuple(variations),
-        fixed=tuple(fixed),
         inplace=tuple(inplace),
         host_copies=host_copies,
     )

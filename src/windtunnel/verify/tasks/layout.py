@@ -64,9 +64,7 @@ def _normalised_convolutions() -> Iterator[Task]:
         task,
         family="convolution",
         level=3,
-        sizes=grids(
-            BATCH=(2, 1, 32, 31), CHANNELS=(2, 3, 64, 48), OUT=(4, 2, 64, 80), HEIGHT=(4, 9, 56, 57), WIDTH=(8, 11, 56, 59)
-        ),
+        sizes=_IMAGES,
         inputs=_IMAGE,
         buffers={"running_mean": "torch.randn(out)", "running_var": "torch.rand(out) + 0.5"},
         init_inputs=by_name("channels", "out"),

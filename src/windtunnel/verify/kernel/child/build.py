@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import importlib
 import linecache
-import math
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -146,8 +145,3 @@ def argument(value: Value, kernels: Sequence[Any], view: Callable[[Tensor], Any]
 def described(made: Descriptor, view: Callable[[Tensor], Any]) -> TensorDescriptor:
     """Return the host's descriptor of a tensor."""
     return TensorDescriptor(view(made.base), list(made.shape), list(made.strides), list(made.block_shape), made.padding)
-
-
-def elements(tensor: Tensor) -> int:
-    """Return how many a tensor has."""
-    return math.prod(tensor.shape)

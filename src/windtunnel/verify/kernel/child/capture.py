@@ -17,7 +17,6 @@ import torch
 import triton.language as tl
 from triton.runtime.autotuner import Autotuner, Heuristics
 from triton.runtime.jit import ConstexprFunction, JITFunction
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from windtunnel.verify.kernel.plan.language import BUILTINS, MODULES, in_language
 
@@ -49,7 +48,7 @@ def language_names() -> dict[int, str]:
 
 
 class Kernels:
-    """All kernels that were met, by number. encode: makes a plan's value of anything else."""
+    """All kernels that were met, by number."""
 
     def __init__(self) -> None:
         self.made: list[dict[str, Any]] = []
@@ -208,8 +207,3 @@ class _Resolved(ast.NodeTransformer):
 def _holds(value: Any, name: str) -> bool:
     """Return whether an object of the candidate's holds this as one of its own."""
     return type(value).__module__ not in ("builtins", "torch") and name in getattr(value, "__dict__", {})
-
-
-def descriptor_of(value: Any) -> TensorDescriptor | None:
-    """Return a host's tensor descriptor."""
-    return value if isinstance(value, TensorDescriptor) else None

@@ -27,7 +27,7 @@ from triton.runtime import driver, jit
 
 from windtunnel.verify.kernel.arrays import Buffer
 from windtunnel.verify.kernel.child.build import argument, build
-from windtunnel.verify.kernel.child.load import Wrong, kernel_place, said
+from windtunnel.verify.kernel.child.load import Wrong, said
 from windtunnel.verify.kernel.child.replay import MISFITS, Misfit, quietly
 from windtunnel.verify.kernel.plan import Choice, Launch, Operation, Plan, Tensor
 from windtunnel.verify.kernel.plan.schema import BYTES
@@ -36,14 +36,8 @@ from windtunnel.verify.sandbox.channel import note
 PTX_VERSION = 87
 LONGEST_LINE, LONGEST_WORDS = 120, 400  # characters of what Triton says of a kernel
 STAGES = ("ttir", "ttgir", "llir")
-SHARED_BYTES = {
-    80: 166_912,
-    86: 101_376,
-    89: 101_376,
-    90: 232_448,
-    100: 232_448,
-    120: 101_376,
-}  # CUDA programming guide, per block
+# CUDA programming guide, per block, by compute capability.
+SHARED_BYTES = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
 
 
 def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, Any], list[Buffer]]:
@@ -271,7 +265,6 @@ class Compiler:
         self.depth = len(STAGES)
         self.again = True
         self.done: dict[str, dict[str, int]] = {}
-        self.places: set[str] = set()
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -308,10 +301,10 @@ class Compiler:
 
     def compile(self, function: Any, signature: Any, constexprs: Any, options: Any, attrs: Any) -> None:
         """Compile a kernel for these arguments, in the place of Triton's launcher. Raises Wrong and what the compiler raises."""
-        name, place = function.__name__, kernel_place(function)
-        if place in self.places and not self.again:
+        name = function.__name__
+        if name in self.done and not self.again:
             return
-        depth = self.depth if place in self.places else len(STAGES)
+        depth = self.depth if name in self.done else len(STAGES)
         backend = make_backend(self.target)
         source = ASTSource(function, signature, constexprs, attrs)
         context = ir.context()
@@ -335,7 +328,6 @@ class Compiler:
             except Exception as error:
                 raise _NotCompiled("compile-error", f"kernel {name} does not compile ({stage}): {said(error)}") from None
         self.noted(name, int(metadata.get("shared") or 0), int(options.num_warps))
-        self.places.add(place)
 
     def noted(self, name: str, shared: int, warps: int) -> None:
         """Keep what a kernel needs. Raises _TooMuch where a block of the GPU has less."""

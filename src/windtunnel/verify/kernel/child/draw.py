@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
-from windtunnel.verify.kernel.child.here import Here
 from windtunnel.verify.kernel.child.products import CoarseProducts
 from windtunnel.verify.kernel.compare import FEW
 
@@ -45,6 +45,12 @@ class Drawn:
         for part in self.model.modules():
             if isinstance(part, DROPOUT):
                 part.eval()
+
+    @classmethod
+    def of(cls, message: Mapping[str, Any], size: str, dtype: str) -> Drawn:
+        """Draw what a message of the GPU's stages asks for: the same for those who run a plan, who judge it and who time it."""
+        drawn = message["seed"], message["fixed"], message["device"]
+        return cls(message["sources"][size], dtype, *drawn, training=message["training"])
 
     def inputs(self, case: dict[str, Any], seed: int) -> list[Any]:
         """Return the case's arguments for forward, on the device."""
@@ -213,3 +219,28 @@ def _copied(value: Any, dtype: torch.dtype) -> Any:
 
 def _floating(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+class Here(TorchFunctionMode):
+    """While this lasts, "cuda" means another device: some files' get_inputs() ask for a GPU by its name."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.device = device
+
+    def __torch_function__(
+        self, function: Any, types: Any, arguments: Sequence[Any] = (), keywords: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Call a function of PyTorch's with the device in place of a GPU."""
+        keywords = dict(keywords or {})
+        if _is_gpu(keywords.get("device")):
+            keywords["device"] = self.device
+        if function is torch.Tensor.cuda:
+            return arguments[0].to(self.device)
+        if function is torch.Tensor.to:
+            arguments = [self.device if _is_gpu(value) else value for value in arguments]
+        return function(*arguments, **keywords)
+
+
+def _is_gpu(value: object) -> bool:
+    return isinstance(value, str | torch.device) and str(value).startswith("cuda")

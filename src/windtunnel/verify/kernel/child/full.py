@@ -27,8 +27,7 @@ from windtunnel.verify.kernel.child.memory import giving_back
 from windtunnel.verify.kernel.child.replay import Replay, quietly
 from windtunnel.verify.kernel.child.tensors import head_of
 from windtunnel.verify.kernel.child.timed import Right, TimedCalls
-from windtunnel.verify.kernel.child.turn import FULL, TIMING, Turns
-from windtunnel.verify.kernel.gpu_lock import gpu_lock_of
+from windtunnel.verify.kernel.gpu_lock import FULL, TIMING, Turns, gpu_lock_of
 from windtunnel.verify.kernel.plan.schema import Plan
 from windtunnel.verify.sandbox import FILES_FROM, Early, note
 
@@ -153,14 +152,7 @@ class _Bench:
         if self.replay is None or key != self.key:
             self.before = self.replay.last if self.replay is not None else ""
             self.replay, self.key = None, key
-            self.drawn = Drawn(
-                self.message["sources"][key[0]],
-                key[1],
-                self.message["seed"],
-                self.message["fixed"],
-                self.device,
-                training=self.message["training"],
-            )
+            self.drawn = Drawn.of(self.message, *key)
             self.parameters = dict(self.drawn.model.state_dict())
             name, training = " ".join(key), self.message["training"]
             plan = Plan.model_validate_json(self.message["plans"][name])

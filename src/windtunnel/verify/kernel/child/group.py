@@ -28,14 +28,7 @@ class Group:
 
     def __init__(self, message: dict[str, Any], size: str, dtype: str) -> None:
         self.key, self.name = (size, dtype), f"{size} {dtype}"
-        self.drawn = Drawn(
-            message["sources"][size],
-            dtype,
-            message["seed"],
-            message["fixed"],
-            message["device"],
-            training=message["training"],
-        )
+        self.drawn = Drawn.of(message, size, dtype)
         self.flops: int | None = message["flops"].get(self.name)
         self._may_be_tf32 = message["tf32"] and dtype == "float32" and "float32" not in message["tolerance"]
         self._counts = bool(message["timed"] or self._may_be_tf32)

@@ -32,9 +32,8 @@ from windtunnel.verify.kernel.child.draw import Drawn
 from windtunnel.verify.kernel.child.group import Group
 from windtunnel.verify.kernel.child.memory import giving_back
 from windtunnel.verify.kernel.child.tensors import head_of
-from windtunnel.verify.kernel.child.turn import TIMING, Turns
-from windtunnel.verify.kernel.compare import OF_VALUES, RELATIVE, metadata
-from windtunnel.verify.kernel.gpu_lock import gpu_lock_of
+from windtunnel.verify.kernel.compare import OF_VALUES, RELATIVE, Difference, metadata
+from windtunnel.verify.kernel.gpu_lock import TIMING, Turns, gpu_lock_of
 from windtunnel.verify.kernel.hidden import WIDE
 from windtunnel.verify.sandbox import FILES_FROM
 
@@ -132,18 +131,18 @@ def compared(given: _Given, group: Group, variation: str, inputs: list[Any], own
     wrong = _judged(given, group, variation, inputs, own, exact, double=True)
     if wrong is None:
         return None
-    errors = tuple(group.drawn.errors(inputs, own, exact)) if wrong[0] in OF_VALUES else ()
+    errors = tuple(group.drawn.errors(inputs, own, exact)) if wrong.reason in OF_VALUES else ()
     if any(errors):
         wrong = _judged(given, group, variation, inputs, own, exact, double=True, leave=Leave(errors=errors))
         if wrong is None:
             return None
     if variation == "plain":
-        return Found(*wrong, False)
+        return Found(wrong.reason, wrong.message, False)
     leave = Leave(special=group.finite and not finite, digits=group.is_rough(own, exact), errors=errors)
-    return Found(
-        *wrong,
-        leave != Leave(errors=errors) and _judged(given, group, variation, inputs, own, exact, double=True, leave=leave) is None,
+    doubtful = leave != Leave(errors=errors) and (
+        _judged(given, group, variation, inputs, own, exact, double=True, leave=leave) is None
     )
+    return Found(wrong.reason, wrong.message, doubtful)
 
 
 def _judged(
@@ -156,7 +155,7 @@ def _judged(
     *,
     double: bool,
     leave: Leave | None = None,
-) -> tuple[str, str] | None:
+) -> Difference | None:
     """Return what is wrong beside `exact`. double: that is in float64. leave: what is not demanded.
 
     What TF32 rounds off is taken from plain inputs first: these ones' own, which takes the reference another time, only where
@@ -164,7 +163,7 @@ def _judged(
     """
     if not group.tf32 or given.finite_alone:
         wrong = given.judge(own, exact, [None] * len(own), tf32=group.tf32, leave=leave)
-        if wrong is None or not double or not group.rounds_again or wrong[0] not in OF_VALUES:
+        if wrong is None or not double or not group.rounds_again or wrong.reason not in OF_VALUES:
             return wrong
         return given.judge(own, exact, group.roundings(variation, inputs, own, exact, given.part), tf32=False, leave=leave)
     known = group.known_roundings(variation)
@@ -197,14 +196,7 @@ def _baseline(message: dict[str, Any]) -> dict[str, Any]:
     turns = Turns(gpu_lock_of(range(FILES_FROM, FILES_FROM + message["turn"])))
     with turns.waiting_for(then="baseline"), torch.no_grad():
         case = message["cases"][-1]
-        drawn = Drawn(
-            message["sources"][case["size"]],
-            case["dtype"],
-            message["seed"],
-            message["fixed"],
-            message["device"],
-            training=message["training"],
-        )
+        drawn = Drawn.of(message, case["size"], case["dtype"])
         sets = [drawn.inputs(case, message["seed"] + 1 + number) for number in range(message["timed"])]
         drawn.model(*sets[0])
         models = {"eager": drawn.model} if "eager" in message["baselines"] else {}
@@ -275,8 +267,8 @@ class _Given:
         *,
         tf32: bool,
         leave: Leave | None = None,
-    ) -> tuple[str, str] | None:
-        """Return reason and words of what is wrong, or None.
+    ) -> Difference | None:
+        """Return what is wrong, or None.
 
         Args:
             owns: the reference's outputs in the case's dtype.
@@ -289,7 +281,7 @@ class _Given:
         given_number = len(heads) if isinstance(heads, list) else 0
         if self.run.get("kind") != self.kind or given_number != len(owns):
             text = f"forward returned {self.run.get('kind')} of {given_number}, expected {self.kind} of {len(owns)}."
-            return "wrong-structure", text
+            return Difference("wrong-structure", text)
         assert isinstance(heads, list)
         tolerance = dict(self.message["tolerance"])
         if tf32:
@@ -312,7 +304,7 @@ class _Given:
         name: str,
         tolerance: dict[str, float],
         leave: Leave | None,
-    ) -> tuple[str, str] | None:
+    ) -> Difference | None:
         device, found = self.message["device"], None
         if is_large(right):
             of_blocks = _given(self.buffers[head["sums"]], "float64", device)
@@ -325,13 +317,12 @@ class _Given:
                 found = not_finite(given, right, exact, name, leave)
             else:
                 found = values_differ(given, right, exact, name, tolerance, self.message["mismatched"], rounding, leave)
-        return None if found is None else (found.reason, found.message)
+        return found
 
 
-def _metadata(head: dict[str, Any], right: torch.Tensor, name: str) -> tuple[str, str] | None:
+def _metadata(head: dict[str, Any], right: torch.Tensor, name: str) -> Difference | None:
     given, own = (Array(one["dtype"], tuple(one["shape"]), tuple(one["stride"]), b"") for one in (head, head_of(right)))
-    found = metadata(given, own, name)
-    return None if found is None else (found.reason, found.message)
+    return metadata(given, own, name)
 
 
 def _given(data: Buffer, dtype: str, device: str) -> torch.Tensor:

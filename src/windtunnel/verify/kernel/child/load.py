@@ -39,11 +39,6 @@ def laid_to_candidate(reason: str, words: str) -> Iterator[None]:
         raise Wrong(reason, f"{words}: {said(error)}.") from None
 
 
-def kernel_place(function: Any) -> str:
-    """Return 'name:line' of a kernel, the same for the interpreter's object and the compiler's. function: either."""
-    return f"{function.__name__}:{getattr(getattr(function.fn, '__code__', None), 'co_firstlineno', 0)}"
-
-
 def load_candidate(source: str) -> Any:
     """Import the candidate from a file, which Triton needs to find a kernel's text."""
     path = os.path.join(os.getcwd(), PATH)

@@ -15,29 +15,25 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_flatten, tree_map
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-from windtunnel.verify.kernel.child.capture import Kernels, NotRecorded, descriptor_of
+from windtunnel.verify.kernel.child.capture import Kernels, NotRecorded
 from windtunnel.verify.kernel.child.load import Wrong
 from windtunnel.verify.kernel.child.pretend import OnGpu, ReadsValues, Tensors, storage_of
+from windtunnel.verify.kernel.child.tensors import dtype_name
+from windtunnel.verify.kernel.plan.language import words
 from windtunnel.verify.kernel.plan.operations import ALLOCATES
 from windtunnel.verify.kernel.plan.schema import BYTES, MOST_BUFFERS, MOST_CHOICES, MOST_STEPS, MOST_TURNS, TOO_LONG
 
 READS = {"_local_scalar_dense", "equal", "is_nonzero", "nonzero", "unique", "_unique2", "masked_select", "unique_dim", "allclose"}
-RANDOM = {
-    "rand",
-    "randn",
-    "rand_like",
-    "randn_like",
-    "randint",
-    "randint_like",
-    "bernoulli",
-    "multinomial",
-    "randperm",
-    "native_dropout",
-}
+RANDOM = words("rand randn rand_like randn_like randint randint_like bernoulli multinomial randperm native_dropout")
 IN_PLACE_VIEWS = {"as_strided_", "squeeze_", "unsqueeze_", "t_", "transpose_", "swapaxes_", "detach_", "resize_as_"}
 OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion", "launch_cooperative_grid", "launch_pdl")
 IGNORED = ("debug", "sanitize_overflow", "warmup", "grid")
+TORCH_NAMES = {
+    "fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp64": "float64",
+    "fp8e4nv": "float8_e4m3fn", "fp8e5": "float8_e5m2",
+}  # fmt: skip
 MOST_CONSTANT = 6 << 20
 LONG = 64  # steps; fewer stand in the plan as they are
 
@@ -118,7 +114,7 @@ class Recorder(TorchDispatchMode):
         """Return a tensor as a plan has it."""
         with torch._C.DisableTorchFunction():
             return {
-                "buffer": self.tensors.buffer(tensor), "dtype": str(tensor.dtype).removeprefix("torch."),
+                "buffer": self.tensors.buffer(tensor), "dtype": dtype_name(tensor),
                 "shape": list(tensor.shape), "stride": list(tensor.stride()), "offset": tensor.storage_offset(),
             }  # fmt: skip
 
@@ -217,21 +213,9 @@ class Recorder(TorchDispatchMode):
 
     def argument(self, value: Any, what: str) -> Any:
         """Return an argument of a kernel as a plan has it."""
-        described = descriptor_of(value)
-        if described is not None:
-            shape, strides, block = (
-                [int(n) for n in some] for some in (described.shape, described.strides, described.block_shape)
-            )
-            base = self.view(self._pointed(described.base, what))
-            return {
-                "descriptor": {
-                    "base": base,
-                    "shape": shape,
-                    "strides": strides,
-                    "block_shape": block,
-                    "padding": described.padding,
-                }
-            }
+        if isinstance(value, TensorDescriptor):
+            extents = {name: [int(n) for n in getattr(value, name)] for name in ("shape", "strides", "block_shape")}
+            return {"descriptor": {"base": self.view(self._pointed(value.base, what)), **extents, "padding": value.padding}}
         inner = getattr(value, "base", None)
         if not isinstance(value, torch.Tensor) and isinstance(inner, torch.Tensor) and hasattr(value, "dtype"):
             return {"tensor": {**self.view(self._pointed(inner, what)), "dtype": _torch_name(value.dtype)}}
@@ -365,11 +349,4 @@ def _listed(result: Any) -> list[Any]:
 def _torch_name(dtype: Any) -> str:
     """Return PyTorch's name of one of Triton's dtypes."""
     name = str(dtype).removeprefix("torch.")
-    return {
-        "fp32": "float32",
-        "fp16": "float16",
-        "bf16": "bfloat16",
-        "fp64": "float64",
-        "fp8e4nv": "float8_e4m3fn",
-        "fp8e5": "float8_e5m2",
-    }.get(name, name)
+    return TORCH_NAMES.get(name, name)

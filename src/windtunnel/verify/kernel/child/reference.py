@@ -1,4 +1,7 @@
-"""Runs a task's reference in a trusted child: inputs, parameters, and the right answer in float64. Imports torch."""
+"""Runs a task's reference in a trusted child: inputs, parameters, and the right answer in float64. Imports torch.
+
+Or asks it for shapes alone, without computing it. Only the task's own source is executed.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,9 @@ from zlib import crc32
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from windtunnel.verify.kernel.arrays import Array, Buffer, plain
-from windtunnel.verify.kernel.child.draw import Drawn
-from windtunnel.verify.kernel.child.tensors import to_array
+from windtunnel.verify.kernel.arrays import Buffer, plain
+from windtunnel.verify.kernel.child.draw import Drawn, Here
+from windtunnel.verify.kernel.child.tensors import dtype_name, sent
 
 MOST_PARAMETERS = 90 << 20  # bytes; they go to the parent with each case, which takes a gigabyte in all
 
@@ -78,7 +81,7 @@ def _answer(
         "own": own,
         "exact": exact,
     }
-    answer: dict[str, Any] = {name: [_keep(tensor, out) for tensor in some] for name, some in tensors.items()}
+    answer: dict[str, Any] = {name: [sent(tensor, out) for tensor in some] for name, some in tensors.items()}
     answer["names"] = list(drawn.model.state_dict())
     answer["init"] = [plain(value) for value in drawn.init]
     answer["arguments"] = [None if isinstance(value, torch.Tensor) else {"value": plain(value)} for value in inputs]
@@ -88,7 +91,45 @@ def _answer(
     return answer
 
 
-def _keep(tensor: torch.Tensor, out: list[Buffer]) -> dict[str, Any]:
-    array: Array = to_array(tensor)
-    out.append(array.data)
-    return {**array.head(), "at": len(out) - 1}
+def shapes(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, Any], list[Buffer]]:
+    """Run references on shapes alone.
+
+    Args:
+        message: sources and dtypes, of the same length.
+        buffers: none are used.
+
+    Returns:
+        'forms', or 'wrong' with what the reference raised.
+    """
+    forms = []
+    for source, dtype in zip(message["sources"], message["dtypes"], strict=True):
+        try:
+            try:
+                forms.append(_form(source, dtype, "meta"))
+            except (RuntimeError, NotImplementedError):  # it asks for values, which take memory
+                forms.append(_form(source, dtype, "cpu"))
+        except Exception as error:  # the task's own code may raise anything; the parent decides what that means
+            return {"wrong": f"{type(error).__name__}: {error}"[:500]}, []
+    return {"forms": forms}, []
+
+
+def _form(source: str, dtype: str, device: str) -> dict[str, Any]:
+    space: dict[str, Any] = {"__name__": "task"}
+    exec(compile(source, "<task>", "exec"), space)
+    kind = getattr(torch, dtype)
+    with torch.device(device), Here(device):
+        init = list(space["get_init_inputs"]())
+        state = space["Model"](*init).to(kind).state_dict()
+        drawn = space["get_inputs"]()
+
+    def head(value: Any) -> dict[str, Any] | None:
+        if not isinstance(value, torch.Tensor):
+            return None
+        return {"dtype": dtype if value.is_floating_point() else dtype_name(value), "shape": list(value.shape)}
+
+    return {
+        "init": [plain(value) for value in init],
+        "inputs": [head(value) for value in drawn],
+        "arguments": [None if isinstance(value, torch.Tensor) else {"value": plain(value)} for value in drawn],
+        "parameters": [[name, dtype_name(tensor), list(tensor.shape)] for name, tensor in state.items()],
+    }

@@ -1,12 +1,13 @@
-"""Between torch tensors and travelling arrays. Runs only in sandboxed children: imports torch."""
+"""Between torch tensors and bytes that travel. Runs only in sandboxed children: imports torch."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from windtunnel.verify.kernel.arrays import Array, Buffer, row_major
+from windtunnel.verify.kernel.arrays import Buffer
 
 
 def dtype_name(tensor: torch.Tensor) -> str:
@@ -15,25 +16,18 @@ def dtype_name(tensor: torch.Tensor) -> str:
 
 
 def head_of(tensor: torch.Tensor) -> dict[str, Any]:
-    """Return everything but the elements, as JSON."""
+    """Return everything but the elements, as JSON; the strides are its real ones."""
     return {"dtype": dtype_name(tensor), "shape": list(tensor.shape), "stride": list(tensor.stride())}
 
 
-def to_array(tensor: torch.Tensor) -> Array:
-    """Return a copy of a strided tensor's elements, with its real strides."""
+def sent(tensor: torch.Tensor, buffers: list[Buffer]) -> dict[str, Any]:
+    """Add a copy of a tensor's elements to the buffers of a reply; return what describes it there."""
     flat = tensor.detach().to("cpu", copy=False).contiguous()
-    data = flat.reshape(-1).view(torch.uint8).numpy().tobytes() if flat.numel() else b""
-    return Array(dtype_name(tensor), tuple(tensor.shape), tuple(tensor.stride()), data)
+    buffers.append(flat.reshape(-1).view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
+    return {**head_of(tensor), "at": len(buffers) - 1}
 
 
-def to_tensor(array: Array, device: str = "cpu") -> torch.Tensor:
-    """Return a fresh contiguous tensor with an array's elements. On a GPU they are not copied on the way there."""
-    data = bytearray(array.data) if device == "cpu" else array.data
-    flat = torch.frombuffer(data, dtype=torch.uint8) if len(data) else torch.empty(0, dtype=torch.uint8)
-    return flat.view(getattr(torch, array.dtype)).reshape(array.shape).to(device)
-
-
-def from_head(head: dict[str, Any], data: Buffer) -> Array:
-    """Return an array from a head that the parent wrote."""
-    shape = tuple(head["shape"])
-    return Array(head["dtype"], shape, row_major(shape), data)
+def received(head: Mapping[str, Any], data: Buffer) -> torch.Tensor:
+    """Return a fresh contiguous tensor from a head that the parent wrote, and its elements."""
+    flat = torch.frombuffer(bytearray(data), dtype=torch.uint8) if len(data) else torch.empty(0, dtype=torch.uint8)
+    return flat.view(getattr(torch, head["dtype"])).reshape(head["shape"])

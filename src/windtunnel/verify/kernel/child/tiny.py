@@ -19,7 +19,7 @@ import torch
 from windtunnel.verify.kernel.arrays import Buffer
 from windtunnel.verify.kernel.child.load import Wrong, said
 from windtunnel.verify.kernel.child.replay import Replay
-from windtunnel.verify.kernel.child.tensors import from_head, to_array, to_tensor
+from windtunnel.verify.kernel.child.tensors import received, sent
 from windtunnel.verify.kernel.child.triton import Eyes
 from windtunnel.verify.kernel.plan.schema import Plan
 from windtunnel.verify.sandbox.channel import note
@@ -92,12 +92,8 @@ class _Whole:
 
     def _run(self, replay: Replay, parameters: dict[str, torch.Tensor], case: dict[str, Any]) -> dict[str, Any]:
         inputs = {at: self._tensor(head) for at, head in enumerate(case["inputs"]) if head is not None}
-        heads = []
-        for output in self._outputs(replay, inputs, parameters, case["label"]):
-            array = to_array(output)
-            self.out.append(array.data)
-            heads.append({**array.head(), "at": len(self.out) - 1})
-        return {"kind": replay.plan.kind, "outputs": heads}
+        outputs = self._outputs(replay, inputs, parameters, case["label"])
+        return {"kind": replay.plan.kind, "outputs": [sent(output, self.out) for output in outputs]}
 
     def _outputs(
         self, replay: Replay, inputs: dict[int, torch.Tensor], parameters: dict[str, torch.Tensor], label: str
@@ -125,7 +121,7 @@ class _Whole:
             raise Wrong("race", text) from None
 
     def _tensor(self, head: dict[str, Any]) -> torch.Tensor:
-        return to_tensor(from_head(head, self.buffers[head["at"]]))
+        return received(head, self.buffers[head["at"]])
 
     def reply(self) -> dict[str, Any]:
         """Return what ran, as it goes to the judge."""

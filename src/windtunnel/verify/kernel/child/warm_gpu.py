@@ -6,43 +6,24 @@ compiler makes, and asking ptxas for its version. Imports torch and triton.
 
 from __future__ import annotations
 
-import os
 import sys
-import tempfile
 
 import torch
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
 from windtunnel.verify.kernel.child.launchers import one_for_all
-from windtunnel.verify.kernel.child.warm_kernel import WARM_FOR, sum_of_product
+from windtunnel.verify.kernel.child.warm_kernel import compile_to_the_end, own_cache
 
 CAPABILITIES = (80, 86, 89, 90, 100, 120)
 
 
 def warm() -> None:
-    """Load all of it, in a folder of its own: in one that others can write to, somebody could have put a module of his.
-
-    What fails is left to the children, who then say what is wrong; here it is noted.
-    """
-    before = os.environ.get("TRITON_CACHE_DIR", "")
-    with tempfile.TemporaryDirectory(prefix="windtunnel-triton-") as folder:
-        os.environ["TRITON_CACHE_DIR"] = folder
-        try:
-            for step in (_compiler, _arguments, _versions, _driver, _launchers, _count):
-                try:
-                    step()
-                except Exception as error:
-                    print(f"{step.__name__}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        finally:
-            os.environ["TRITON_CACHE_DIR"] = before
-
-
-def _compiler() -> None:
-    signature = {"x": "*fp32", "y": "*fp32", "z": "*fp32", "BLOCK": "constexpr"}
-    source = ASTSource(sum_of_product, signature, {(3,): 16})
-    triton.compile(source, target=GPUTarget("cuda", WARM_FOR, 32))
+    """Load all of it. What fails is left to the children, who then say what is wrong; here it is noted."""
+    with own_cache():
+        for step in (compile_to_the_end, _arguments, _versions, _driver, _launchers, _count):
+            try:
+                step()
+            except Exception as error:
+                print(f"{step.__name__}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
 
 
 def _arguments() -> None:
