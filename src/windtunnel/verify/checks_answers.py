@@ -55,6 +55,7 @@ def examples(context: Context) -> list[Example]:
 KEYS = {"prompt", "good", "bad", "truth"}
 MOST = 50
 GARBAGE = ("asdf qwer zxcv uiop", "!@#$%^&*()_+ {}[]", "the the the the the the the the")
+# Forms in which rewards commonly expect the answer, where the recipe gives no examples.
 STYLES = (
     "{}",
     "The answer is {}.",
@@ -63,7 +64,6 @@ STYLES = (
     "<answer>{}</answer>",
     "<reasoning>so</reasoning><answer>{}</answer>",
 )
-"""Forms in which rewards commonly expect the answer, where the recipe gives no examples."""
 
 
 @dataclass(frozen=True)

@@ -52,10 +52,8 @@ class MathVerifier:
     def of(spec: Mapping[str, Any], runner: Runner, known: set[str] | None = None) -> MathVerifier:
         r"""Read a verifier from plain JSON: {'answer': '\\frac{1}{2}', 'where': 'boxed', 'digits': 6}.
 
-        Args:
-            spec: the JSON.
-            runner: carries out what math-verify does.
-            known: right expressions that were read already, to which this one is added; reading one takes a child.
+        runner: carries out what math-verify does. known: right expressions that were read already, to which this one is added;
+        reading one takes a child.
 
         Raises:
             UserError: a key is missing, unknown or of another type, the right expression is none, or math-verify is not

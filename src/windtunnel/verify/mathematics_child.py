@@ -23,9 +23,7 @@ WARM = (
 def compare(message: dict[str, Any], buffers: list[memoryview]) -> tuple[dict[str, Any], list[bytes]]:
     """Say whether an expression equals the right one.
 
-    Args:
-        message: gold, found (texts) and digits.
-        buffers: none are used.
+    message: gold, found (texts) and digits.
 
     Returns:
         gold, parsed, equal, and whether found equates numbers that differ (truth values); no buffers.

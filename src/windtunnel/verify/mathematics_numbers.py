@@ -17,9 +17,7 @@ DIGITS = 30
 def compare_values(message: dict[str, Any], buffers: list[memoryview]) -> tuple[dict[str, Any], list[bytes]]:
     """Say whether an expression has the right one's values.
 
-    Args:
-        message: gold, found (texts) and digits.
-        buffers: none are used.
+    message: gold, found (texts) and digits.
 
     Returns:
         equal, a truth value or None: not told; no buffers.

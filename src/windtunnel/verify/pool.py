@@ -27,9 +27,7 @@ class Sandboxes:
     Each starts when it is first needed, all as forks of one process that has imported what jobs need. An infrastructure failure
     is tried once more, on a worker that is free then.
 
-    Args:
-        workers: how many.
-        make: makes one sandbox; the others are its twins.
+    make: makes one sandbox; the others are its twins.
     """
 
     def __init__(self, workers: int, make: Callable[[], Sandbox]) -> None:
@@ -118,10 +116,7 @@ class Pool:
     def submit(self, verifier: Verifier, answer: str, *, wait: bool = False) -> Future[Verdict]:
         """Queue an answer; the future gives its verdict and never raises because of the answer.
 
-        Args:
-            verifier: judges it.
-            answer: the whole text.
-            wait: for a place in the queue, in place of raising.
+        wait: for a place in the queue, in place of raising.
 
         Raises:
             Full: the queue is full.

@@ -17,12 +17,8 @@ MOST_SHOWN = 80
 def read_text(name: str | Path, most: int, what: str, *, stdin: bool = False, cut: bool = False) -> str:
     """Return what a file holds, or a pipe, without a byte order mark.
 
-    Args:
-        name: its path.
-        most: bytes.
-        what: how to call it in messages.
-        stdin: whether '-' is standard input.
-        cut: of what is longer one byte more than most is read, for a judge to refuse.
+    what: how to call it in messages. stdin: whether '-' is standard input. cut: of what is longer one byte more than most is
+    read, for a judge to refuse.
 
     Raises:
         UserError: it cannot be read, is neither file nor pipe (a device never ends), is longer, or is no UTF-8.

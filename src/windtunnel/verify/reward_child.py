@@ -54,9 +54,7 @@ def main() -> int:
 def _load(file: str, name: str) -> tuple[Callable[..., Any] | None, str | None, str]:
     """Return the function, or None with what is wrong and what to do. Modules beside the file can be imported.
 
-    Args:
-        file: the function's file.
-        name: the function's name in it; or 'module:function', of an installed package that the file belongs to.
+    name: the function's name in it; or 'module:function', of an installed package that the file belongs to.
     """
     sys.argv = [file]
     installed, _, name = name.rpartition(":")

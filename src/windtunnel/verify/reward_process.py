@@ -30,18 +30,18 @@ CHILD = Path(__file__).with_name("reward_child.py")
 MARK = "WINDTUNNEL_REWARD_CHECK"
 IMPORT_SECONDS = 60.0
 CALL_SECONDS = 10.0
+# After so many calls in a row that did not come back it is not called for so long: what it asks, a server perhaps, is gone.
 HUNG_IN_ROW, REST_SECONDS = 5, 60.0
-"""After so many calls in a row that did not come back it is not called for so long: what it asks, a server perhaps, is gone."""
 MEMORY_BYTES = 4 << 30
 LOG = "reward.log"
 TAIL_BYTES = 4096
+# Bytes: a call that prints more is ended; a log that is longer before a call is cut to its end.
 MOST_PRINTED, MOST_LOG, KEPT_LOG = 64 << 20, 16 << 20, 1 << 20
-"""Bytes: a call that prints more is ended; a log that is longer before a call is cut to its end."""
+# Libraries such as torch map far more than they use, so what is used is watched besides.
 ADDRESS_BYTES = 64 << 30
-"""Libraries such as torch map far more than they use, so what is used is watched besides."""
 WATCH_SECONDS = 0.05
+# What a function must return at least for an answer that is right.
 ENOUGH = 0.5
-"""What a function must return at least for an answer that is right."""
 
 Ended = Literal["", "died", "hung", "memory", "printed", "forked"]
 
@@ -100,9 +100,7 @@ class Reward:
 def find_reward(given: str, key: str) -> Reward:
     """Find a reward by 'file.py:function', or by the name under which a package offers it; the file need not exist.
 
-    Args:
-        given: either of them.
-        key: of the recipe, that names it.
+    key: of the recipe, that names it.
 
     Raises:
         UserError: no installed package offers a reward of that name, or its module cannot be found.

@@ -16,10 +16,10 @@ from .types import Verdict
 if TYPE_CHECKING:
     from .kinds import Verifiers
 
+# Kinds whose verdict depends on the machine. The others compare texts in this process.
 TESTED = ("kernel", "code", "math")
-"""Kinds whose verdict depends on the machine. The others compare texts in this process."""
+# Most that the 95 % interval of a timed kernel's median may span, as a share of the median.
 WIDEST_CLOCK = 0.05
-"""Most that the 95 % interval of a timed kernel's median may span, as a share of the median."""
 ADVICE = "windtunnel verify selftest shows every answer that was tried, windtunnel verify layers the sandbox"
 
 
@@ -79,9 +79,7 @@ def self_test(verifiers: Verifiers, kinds: Collection[str] = TESTED) -> SelfTest
 def require_working(verifiers: Verifiers, kinds: Mapping[str, str]) -> None:
     """Try the verifiers of these kinds before something is learned from their verdicts.
 
-    Args:
-        verifiers: of this machine.
-        kinds: the recipe's key that asks for each kind.
+    kinds: the recipe's key that asks for each kind.
 
     Raises:
         BrokenVerifier: one of them does not work on this machine.

@@ -29,12 +29,7 @@ EXAMPLE = 'send {"kind": "code", "task": {...}, "answer": "..."}'
 def create_app(verifiers: Verifiers, pool: Pool, layers: Layers, *, access: Access, max_body: int) -> ASGIApp:
     """Return the application.
 
-    Args:
-        verifiers: judge.
-        pool: where answers wait.
-        layers: of the sandbox, told by GET /health.
-        access: who may ask.
-        max_body: bytes of a request.
+    layers: of the sandbox, told by GET /health.
     """
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(Guard, access=access, max_body=max_body, public=("/health",))

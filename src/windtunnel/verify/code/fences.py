@@ -37,9 +37,7 @@ class _Block:
 
         Text after them begins another block: this one was left open.
 
-        Args:
-            fence: the line's.
-            quote: three quotes that are open there; a fence in a text of the code's is mostly indented.
+        quote: three quotes that are open there; a fence in a text of the code's is mostly indented.
         """
         most = len(self.indent) + (0 if quote else FURTHER)
         return fence.sign == self.sign and fence.count >= self.count and len(fence.indent) <= most
@@ -58,9 +56,7 @@ def source_of(answer: str, name: str = "") -> str:
     Where none says so it is the last one without a language, which may else be what the code prints; all of the answer when there
     is no block.
 
-    Args:
-        answer: the whole text.
-        name: of what the code is to define; a later block without it may show how it is used.
+    name: of what the code is to define; a later block without it may show how it is used.
     """
     block = _chosen(answer, name)
     return (answer if block is None else block.text).removeprefix("\ufeff")  # which Python's own files may begin with

@@ -32,9 +32,6 @@ class GpuMemory:
     """A GPU's memory, which candidates under way share.
 
     Who does not fit in beside the others waits, and who comes later waits behind him. Safe to use from several threads.
-
-    Args:
-        capacity: bytes.
     """
 
     def __init__(self, capacity: int) -> None:

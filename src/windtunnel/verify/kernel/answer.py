@@ -8,10 +8,10 @@ from windtunnel.verify.code.fences import source_begins
 from windtunnel.verify.types import Verdict
 
 CANDIDATE = "ModelNew"
+# Of a kernel's judgement, in their order.
 STAGES = ("record", "compile", "tiny", "full", "timing")
-"""Of a kernel's judgement, in their order."""
+# A kernel that is faster still is worth no more: what differs is the clock (TritonRL, arXiv 2510.17891).
 MOST_SPEED = 2.0
-"""A kernel that is faster still is worth no more: what differs is the clock (TritonRL, arXiv 2510.17891)."""
 
 
 def plan_ends(answer: str) -> int:

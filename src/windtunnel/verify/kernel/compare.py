@@ -44,12 +44,7 @@ class Difference:
 def difference(outputs: Sequence[Array], kind: str, ready: Ready, task: Task, *, capped: bool = True) -> Difference | None:
     """Return the first thing wrong with a candidate's outputs on one case, or None.
 
-    Args:
-        outputs: the candidate's.
-        kind: 'tensor' or 'tuple'.
-        ready: the case.
-        task: what is judged.
-        capped: see `tolerance`.
+    kind: 'tensor' or 'tuple'. capped: see `tolerance`.
     """
     if kind != ready.kind or len(outputs) != len(ready.own):
         wanted = "one tensor" if ready.kind == "tensor" else f"a tuple of {len(ready.own)} tensors"

@@ -22,10 +22,10 @@ BINARY_LIMITS = replace(
     LIMITS, wall_seconds=240, cpu_seconds=120, processes=16, threads=128, file_bytes=256 * MiB, idle_seconds=0
 )
 
+# Number of a step with a choice → some of its configurations.
 Numbers = Mapping[int, tuple[int, ...]]
-"""Number of a step with a choice → some of its configurations."""
+# Size and dtype of a plan.
 Key = tuple[str, str]
-"""Size and dtype of a plan."""
 
 
 @dataclass(frozen=True)

@@ -46,10 +46,10 @@ SLOWED = 1.5
 TIMED_SETS = 3
 CALLS = 40
 
+# Compiles what was not compiled of a plan's configurations, beside what was.
 Rest = Callable[[Compiled, Key], Compiled | Finding]
-"""Compiles what was not compiled of a plan's configurations, beside what was."""
+# Plans by size and dtype.
 PlanOf = Mapping[Key, Plan]
-"""Plans by size and dtype."""
 
 
 @dataclass(frozen=True)
@@ -148,8 +148,7 @@ class GpuStages:
     def counts(self, seen: Collection[str] = ()) -> Counter[Key]:
         """Return the runs that a plan of each size and dtype has before anything is timed: so many configurations are run.
 
-        Args:
-            seen: variations that the interpreter will have run by then.
+        seen: variations that the interpreter will have run by then.
         """
         runs = self.runs(seen)
         return Counter(case.group for case in runs.cases[: len(runs.cases) - runs.timed])

@@ -14,8 +14,8 @@ from windtunnel.recipe import UserError
 from windtunnel.verify.kernel.task import NEEDED, Task, task_from_source
 
 INPUTS = ("example_inputs", "inputs")
+# Whole numbers from here on, in example inputs and constructor, are sizes; smaller ones are counts and switches.
 LEAST_SIZE = 5
-"""Whole numbers from here on, in example inputs and constructor, are sizes; smaller ones are counts and switches."""
 MODULES = ("Module", "nn.Module", "torch.nn.Module")
 HELP = "assign them at module level, example_inputs = (torch.randn(64, 256),), or give --inputs 'torch.randn(64, 256)'"
 

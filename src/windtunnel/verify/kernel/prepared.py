@@ -117,11 +117,7 @@ class Preparation:
 def prepare(task: Task, runner: Runner, cases: Sequence[Case], count: bool = False) -> Batch:
     """Run the reference on every case, with a seed from the operating system.
 
-    Args:
-        task: whose reference it is.
-        runner: carries it out.
-        cases: what it runs on.
-        count: whether its work is counted too.
+    count: whether its work is counted too.
     """
     message: dict[str, Any] = {
         "sources": {size: task.at(size) for size in {case.size for case in cases}},

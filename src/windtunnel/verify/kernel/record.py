@@ -138,12 +138,8 @@ def read_recorded(
 
     Trusts nothing in what the child says.
 
-    Args:
-        outcome: of the recording child.
-        forms: that it was asked for.
-        task: what the plans have to keep to.
-        limits: most_bytes and most_programs of a form's plan.
-        checked: what was read of other plans of the candidate's; None: nothing was.
+    limits: most_bytes and most_programs of a form's plan. checked: what was read of other plans of the candidate's; None: nothing
+    was.
     """
     plans: list[Plan] = []
     checked = checked or CheckedKernels()

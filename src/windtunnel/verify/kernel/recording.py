@@ -18,11 +18,7 @@ from windtunnel.verify.sandbox import Runner
 def record(source: str, task: Task, recorder: Runner, trusted: Runner) -> tuple[Recording | None, Finding | None]:
     """Record all plans that a verdict may need: of every size and dtype of a task, full ones too, as they take no data.
 
-    Args:
-        source: the candidate's.
-        task: what it is for.
-        recorder: runs host code.
-        trusted: runs the reference.
+    recorder: runs host code. trusted: runs the reference.
 
     Raises:
         UserError: the task itself cannot be used.

@@ -31,13 +31,7 @@ def replay_job(
 
     The runs come back in the order of `tiny.in_groups`.
 
-    Args:
-        plans: of the forms, in order.
-        forms: what host code saw.
-        task: what is judged.
-        batch: cases with their inputs.
-        limits: of the child.
-        seconds: of CPU time, after which no other case is begun.
+    limits: of the child. seconds: of CPU time, after which no other case is begun.
     """
     buffers: list[Buffer] = []
 
@@ -76,10 +70,8 @@ def replay_job(
 def share(plan: Plan, work: int) -> float:
     """Return what part of the work a plan's own kernels do: all but what its operations of PyTorch's compute.
 
-    Args:
-        plan: the candidate's.
-        work: of the reference, 0 where it was not counted: then what PyTorch computes is set against the elements that the
-            kernels are given.
+    work: of the reference, 0 where it was not counted: then what PyTorch computes is set against the elements that the kernels
+    are given.
     """
     steps = list(zip(plan.steps, plan.times(), strict=True))
     theirs = sum(work_of_operation(step) * times for step, times in steps if isinstance(step, Operation))

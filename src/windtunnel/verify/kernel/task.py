@@ -129,9 +129,7 @@ def load_task(path: Path, what: str | None = None) -> Task:
 
     Without sizes of its own the file's numbers are its full size, and a tiny one is guessed when the reference first runs.
 
-    Args:
-        path: the file.
-        what: how to call it in messages, otherwise by its path.
+    what: how to call it in messages, otherwise by its path.
 
     Raises:
         UserError: something is missing; says what.

@@ -17,11 +17,11 @@ from windtunnel.verify.sandbox import Limits, MiB, Outcome
 # CPU time is what counts: on a busy machine the same work takes several times as long by the clock on the wall.
 LIMITS = Limits(wall_seconds=900, cpu_seconds=60, memory_bytes=2048 * MiB, processes=0, idle_seconds=30)
 UNMOVED_AT_MOST = 0.001
+# What a task does not allow, whatever comes out; every other refusal says that what came out, or how, is wrong.
 POLICY = (
     "host-compute", "reads-values", "tf32", "kernel-call", "too-large", "too-many-configurations", "memory", "grid",
     "never-launched", "output-not-from-kernel", "too-much-output",
 )  # fmt: skip
-"""What a task does not allow, whatever comes out; every other refusal says that what came out, or how, is wrong."""
 RAISED = ("raised", "import-failed", "construction-failed", "infrastructure")
 # Elsewhere, and where kernels are compiled.
 SLOW = (
@@ -77,11 +77,8 @@ def wrong_of(outcome: Outcome, stage: str) -> Finding | None:
 def judge_tiny(outcome: Outcome, task: Task, order: Sequence[Ready], fragile: list[str] | None = None) -> Finding | None:
     """Return what is wrong with the candidate according to what its child returned, or None. Trusts nothing in it.
 
-    Args:
-        outcome: of the child.
-        task: what is judged.
-        order: the cases as the child runs them.
-        fragile: to be extended by what is wrong with values alone that the task calls fragile.
+    order: the cases as the child runs them. fragile: to be extended by what is wrong with values alone that the task calls
+    fragile.
     """
     stage = "tiny"
     if not outcome.finished:

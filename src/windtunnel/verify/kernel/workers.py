@@ -49,9 +49,8 @@ def kernel_sandbox() -> Sandbox:
 def compiler_sandbox(*, binary: bool | None = None) -> Sandbox:
     """Return a warm worker with Triton's compiler loaded, which needs no GPU. A context manager.
 
-    Args:
-        binary: whether it is warm for what a GPU runs too, which it can also compile without, half a second slower each time;
-            None: where this machine has one.
+    binary: whether it is warm for what a GPU runs too, which it can also compile without, half a second slower each time; None:
+    where this machine has one.
     """
     to_the_end = ("windtunnel.verify.kernel.child.warm_compile:to_the_end",)
     return Sandbox(preload=COMPILER_PRELOAD + (to_the_end if binary or (binary is None and has_gpu()) else ()))
@@ -62,8 +61,7 @@ def gpu_sandbox(index: int = 0) -> Sandbox:
 
     CUDA starts in the child, since it does not survive a fork.
 
-    Args:
-        index: the GPU's number among those that this process may use, as CUDA counts them here.
+    index: the GPU's number among those that this process may use, as CUDA counts them here.
     """
     modules = (*TORCH, "triton", "windtunnel.verify.kernel.child.full", "windtunnel.verify.kernel.child.warm_gpu:warm")
     return _on_gpu(index, modules, BINARIES_ONLY)
@@ -72,8 +70,7 @@ def gpu_sandbox(index: int = 0) -> Sandbox:
 def reference_sandbox(index: int = 0) -> Sandbox:
     """Return a worker for the reference and the comparison, which no kernel of a candidate ever shares. A context manager.
 
-    Args:
-        index: as of `gpu_sandbox`.
+    index: as of `gpu_sandbox`.
     """
     return _on_gpu(index, (*TORCH, "windtunnel.verify.kernel.child.judge:warm"), {})
 

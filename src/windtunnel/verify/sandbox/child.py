@@ -103,10 +103,7 @@ def _lock_in(room: Room, limits: Limits, layers: Sequence[str]) -> None:
 def _arrange(places: Mapping[int, int], room: Room, death: int) -> None:
     """Begin a session of its own, and keep open files at their places alone.
 
-    Args:
-        places: number → the file that belongs there.
-        room: what this child may see.
-        death: the number of the process without which this one has to end.
+    places: number → the file that belongs there. death: the number of the process without which this one has to end.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE):
         signal.signal(number, signal.SIG_DFL)

@@ -20,12 +20,7 @@ def infrastructure(detail: str) -> Outcome:
 def judge_end(end: dict[str, Any], reply: int, log: int, limits: Limits, *, keep: bool = False) -> Outcome:
     """Return the outcome of a job.
 
-    Args:
-        end: what the worker saw.
-        reply: the child's reply, read now that it is dead.
-        log: what the child printed.
-        limits: of the job.
-        keep: whether the buffers are left where they are.
+    end: what the worker saw. keep: whether the buffers are left where they are.
     """
     if end["ended"] == "setup":
         return infrastructure(f"the child could not lock itself in: {end['word'] or 'it died before'}")

@@ -174,10 +174,7 @@ def last_words(fd: int) -> str:
 def receive(source: socket.socket, seconds: float, printed: Callable[[], str]) -> tuple[bytes, list[int]]:
     """Return what a process answers on a socket, and the file that comes with it.
 
-    Args:
-        source: the socket.
-        seconds: to wait for it.
-        printed: what the process printed, for the words where it has ended.
+    printed: what the process printed, for the words where it has ended.
 
     Raises:
         OSError: no answer came in time.

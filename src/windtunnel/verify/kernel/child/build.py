@@ -125,10 +125,7 @@ def plain(value: Value, kernels: Sequence[Any] = ()) -> Any:
 def argument(value: Value, kernels: Sequence[Any], view: Callable[[Tensor], Any]) -> Any:
     """Return an argument of a kernel or an operation.
 
-    Args:
-        value: the plan's.
-        kernels: those of the plan, which a value may name.
-        view: what shows a tensor.
+    view: what shows a tensor.
     """
     match value:
         case TensorValue(tensor=tensor):

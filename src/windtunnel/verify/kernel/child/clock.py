@@ -111,10 +111,8 @@ class _Bench:
 def timed(work: Callable[[], Any], cuda: bool, pause: float = 0.0) -> tuple[float, float]:
     """Return seconds of one work on the device, and of the host until it has launched it.
 
-    Args:
-        work: what is timed.
-        cuda: whether there is a GPU; without one there is one clock and no queue.
-        pause: seconds, about, that the device is kept waiting first.
+    cuda: whether there is a GPU; without one there is one clock and no queue. pause: seconds, about, that the device is kept
+    waiting first.
     """
     if not cuda:
         start = time.perf_counter()

@@ -43,12 +43,10 @@ SHARED_BYTES = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448
 def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, Any], list[Buffer]]:
     """Compile the kernels of plans that the judge has checked.
 
-    Args:
-        message: plans (texts), their dtypes and labels, capability (90 for Hopper), orders (of each plan [number of a step with a
-            choice, configurations in the order of trying]), wanted (of each plan's choices how many that fit), others (those in
-            orders alone, as many as fit, the rest of the plans being compiled already), binary (whether to go on to the end),
-            kernel_seconds (of the CPU, for one kernel).
-        buffers: none are used.
+    message: plans (texts), their dtypes and labels, capability (90 for Hopper), orders (of each plan [number of a step with a
+    choice, configurations in the order of trying]), wanted (of each plan's choices how many that fit), others (those in orders
+    alone, as many as fit, the rest of the plans being compiled already), binary (whether to go on to the end), kernel_seconds (of
+    the CPU, for one kernel).
 
     Returns:
         The kernels with their sizes, 'kernels', of each plan [step, configurations that fit, ones that do not],
@@ -248,10 +246,7 @@ class _Device:
 class Compiler:
     """Compiles where Triton would compile, then launches nothing.
 
-    Args:
-        capability: of the GPU.
-        binary: go on to the end.
-        seconds: of the CPU that one kernel may take; None: as many as it likes.
+    binary: go on to the end. seconds: of the CPU that one kernel may take; None: as many as it likes.
 
     Attributes:
         depth: how many of STAGES to go through, all for a kernel that comes for the first time.

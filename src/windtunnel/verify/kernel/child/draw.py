@@ -128,10 +128,7 @@ class Drawn:
     def _input(self, value: Any, case: dict[str, Any], moved: int | None) -> Any:
         """Return an input as the case has it: on the device, floating ones changed and in its dtype.
 
-        Args:
-            value: as the reference's get_inputs made it.
-            case: with the changes.
-            moved: which one it is of those that the case changes, None for the others.
+        moved: which one it is of those that the case changes, None for the others.
         """
         if not isinstance(value, torch.Tensor):
             return value

@@ -186,8 +186,7 @@ class _Bench:
     def end_if_lost(self, *, blamed: bool) -> None:
         """End this process where the context is gone: the worker makes another one, with another context.
 
-        Args:
-            blamed: a step of the plan raised; else it is the plan's doing only where a kernel of it ran before.
+        blamed: a step of the plan raised; else it is the plan's doing only where a kernel of it ran before.
         """
         if not _lost(self.device):
             return
@@ -220,10 +219,7 @@ def _start(kernel: Any, grid: Any, values: dict[str, Any], options: dict[str, An
 def _scratch(size: int, alignment: int, stream: int | None) -> torch.Tensor:
     """Return memory that tl.make_tensor_descriptor builds its descriptors in.
 
-    Args:
-        size: bytes.
-        alignment: PyTorch's blocks are aligned to 512 bytes, which is enough.
-        stream: PyTorch's own is used.
+    alignment: PyTorch's blocks are aligned to 512 bytes, which is enough.
     """
     return torch.empty(size, dtype=torch.int8, device="cuda")
 
@@ -254,9 +250,7 @@ def _others(device: str) -> bool:
 def _unpack(files: Sequence[Sequence[str]], buffers: Sequence[Buffer]) -> None:
     """Put what was compiled elsewhere where Triton looks for it before it compiles.
 
-    Args:
-        files: key and name of each.
-        buffers: their bytes.
+    files: key and name of each.
     """
     folder = triton.knobs.cache.dir
     groups: dict[str, dict[str, str]] = {}

@@ -81,13 +81,8 @@ class Group:
     ) -> list[Rounding | None]:
         """Return of each output what TF32 rounds off with these inputs, or in 16 bits another rounding of them, by another run.
 
-        Args:
-            variation: of the case; what plain ones round off is kept.
-            inputs: of the case.
-            own: the reference's outputs in the case's dtype.
-            exact: the same in float64, or what stands for that.
-            part: what blocks of large outputs were drawn by.
-            double: whether that run is in float64.
+        exact: the same in float64, or what stands for that. part: what blocks of large outputs were drawn by. double: whether
+        that run is in float64.
         """
         found = []
         others = self.drawn.coarse(inputs, double=double) if self.tf32 else self.drawn.rounded_again(inputs)

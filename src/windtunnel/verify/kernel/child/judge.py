@@ -44,11 +44,9 @@ SUMS_RELATIVE = 2.0  # of a block's mean: errors of one sign are few
 def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, Any], list[Buffer]]:
     """Compare what a candidate gave with the reference.
 
-    Args:
-        message: sources, cases, seed, fixed, device, tolerance, mismatched, tf32, timed, runs, spans (where its outputs lie in
-            the child's first file), alone (whether to see if a constant would be right), flops (what one call multiplies, by
-            'size dtype', as far as that is known), turn (how many files after the first are the lock).
-        buffers: none are used.
+    message: sources, cases, seed, fixed, device, tolerance, mismatched, tf32, timed, runs, spans (where its outputs lie in the
+    child's first file), alone (whether to see if a constant would be right), flops (what one call multiplies, by 'size dtype', as
+    far as that is known), turn (how many files after the first are the lock).
 
     Returns:
         'wrong' (reason, message) of the first wrong case or None, 'fragile' (what is wrong where the reference itself is of no
@@ -270,12 +268,7 @@ class _Given:
     ) -> Difference | None:
         """Return what is wrong, or None.
 
-        Args:
-            owns: the reference's outputs in the case's dtype.
-            exacts: the same in float64.
-            roundings: what TF32 rounds off, where products may be in it.
-            tf32: whether they may.
-            leave: what is not demanded.
+        roundings: what TF32 rounds off, where products may be in it. leave: what is not demanded.
         """
         heads = self.run.get("outputs")
         given_number = len(heads) if isinstance(heads, list) else 0

@@ -94,10 +94,7 @@ class Pauses:
 def made_once(holder: Any, access: Callable[..., Any], *, word: int | None = None) -> Callable[..., Any]:
     """Return an access of the interpreter's that is made once, where programs may stop and go on.
 
-    Args:
-        holder: of the launch's pauses.
-        access: the interpreter's.
-        word: which argument of an atomic access is the pointer.
+    word: which argument of an atomic access is the pointer.
     """
 
     def made(*given: Any, **named: Any) -> Any:

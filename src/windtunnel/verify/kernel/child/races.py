@@ -9,8 +9,8 @@ import numpy as np
 
 MOST_ACCESSES = 6_000_000  # elements; then what is known of each address takes the place of its accesses
 
+# The lowest and the highest number of the programs that make an access, of all elements or of each.
 Programs = tuple[int | np.ndarray, int | np.ndarray]
-"""The lowest and the highest number of the programs that make an access, of all elements or of each."""
 
 LOADS_WHAT_IS_STORED = "one program loads what another stores in the same launch"
 
@@ -267,8 +267,7 @@ class Log:
     def _stored_by_two(self, stores: Touched) -> bool:
         """Return whether two programs stored different values at an address, and not one after the other under one lock.
 
-        Args:
-            stores: all of them, by address.
+        stores: all of them, by address.
         """
         clash = stores.where[(stores.first != stores.last) & (stores.low != stores.high)]
         if not clash.size or not self.guards.size:

@@ -23,16 +23,14 @@ from windtunnel.verify.kernel.child.pretend import OnGpu, Tensors, pretend_cuda,
 from windtunnel.verify.kernel.child.recorder import CompiledStandIn, Recorder
 from windtunnel.verify.sandbox.channel import note
 
+# PyTorch's words for what a tensor without elements cannot tell.
 NO_DATA = ("no data", "data-independent", "on meta", "meta tensor")
-"""PyTorch's words for what a tensor without elements cannot tell."""
 
 
 def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, Any], list[Buffer]]:
     """Record a candidate in every form.
 
-    Args:
-        message: source, forms (each: form, init, inputs with dtype and shape, arguments, names, parameters with dtype and shape).
-        buffers: none are needed.
+    message: source, forms (each: form, init, inputs with dtype and shape, arguments, names, parameters with dtype and shape).
 
     Returns:
         'plans', one text for each form in order, as far as they could be recorded, and 'wrong' where one could not.

@@ -26,9 +26,7 @@ def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, 
     A case whose reference cannot be computed has 'error', and in 'import' whether what it imports is missing; one whose values
     are not finite where plain's are has 'dropped'.
 
-    Args:
-        message: sources by size, cases, first (number of the first of them among all), seed, fixed, count, nearby.
-        buffers: none are used.
+    message: sources by size, cases, first (number of the first of them among all), seed, fixed, count, nearby.
 
     Returns:
         For each case its heads, and the arrays' bytes in order; with count also how many multiplications its products and
@@ -44,14 +42,10 @@ def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, 
         key = (case["size"], case["dtype"])
         try:
             if key not in groups:
-                groups[key] = Drawn(
-                    message["sources"][case["size"]],
-                    case["dtype"],
-                    message["seed"]
-                    + crc32(case["size"].encode()),  # else sizes with the same parameters would share their values
-                    message["fixed"],
-                    training=message["training"],
-                )
+                # Else sizes with the same parameters would share their values.
+                seed = message["seed"] + crc32(case["size"].encode())
+                source = message["sources"][case["size"]]
+                groups[key] = Drawn(source, case["dtype"], seed, message["fixed"], training=message["training"])
                 held = sum(tensor.numel() * tensor.element_size() for tensor in groups[key].model.state_dict().values())
                 if held > MOST_PARAMETERS:  # each candidate's child would get them too
                     return {"parameters": held}, []
@@ -94,9 +88,7 @@ def _answer(
 def shapes(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, Any], list[Buffer]]:
     """Run references on shapes alone.
 
-    Args:
-        message: sources and dtypes, of the same length.
-        buffers: none are used.
+    message: sources and dtypes, of the same length.
 
     Returns:
         'forms', or 'wrong' with what the reference raised.

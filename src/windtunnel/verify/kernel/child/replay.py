@@ -24,8 +24,8 @@ from windtunnel.verify.kernel.plan.operations import sets_only
 from windtunnel.verify.kernel.plan.places import carried, tensors_in
 from windtunnel.verify.kernel.plan.schema import Choice, Given, Launch, Operation, Plan, Tensor
 
+# Starts a kernel: itself, its grid, its arguments, its options.
 Start = Callable[[Any, Any, dict[str, Any], dict[str, Any]], None]
-"""Starts a kernel: itself, its grid, its arguments, its options."""
 
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")

@@ -224,9 +224,7 @@ def _watch_memory(builder: Any, holder: _Holder) -> None:
 def _lanes(mask: Any, pointers: Any) -> np.ndarray:
     """Return which elements a mask keeps: by 0 and 1 that are no booleans NumPy would pick the elements with these numbers.
 
-    Args:
-        mask: the interpreter's tensor, or an array from block pointers.
-        pointers: what is loaded or stored.
+    mask: the interpreter's tensor, or an array from block pointers.
     """
     return np.broadcast_to(np.asarray(mask.data, bool), pointers.data.shape)
 

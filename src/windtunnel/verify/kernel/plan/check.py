@@ -125,10 +125,7 @@ class CheckedKernels:
 def check_plan(plan: Plan, allowed: Allowed, checked: CheckedKernels | None = None) -> None:
     """Check everything that can be known of a plan without running it.
 
-    Args:
-        plan: the plan.
-        allowed: what it may ask for.
-        checked: what was read of the candidate's other plans; None: nothing was.
+    checked: what was read of the candidate's other plans; None: nothing was.
 
     Raises:
         PlanRefused: at the first thing wrong.

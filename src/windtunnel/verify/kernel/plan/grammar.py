@@ -27,8 +27,8 @@ PARTS = (
 CONSTANTS = (int, float, bool, str, type(None), type(...))
 EXACT_PRODUCTS = ("ieee", "tf32x3")
 LONGEST_SHOWN = 80
+# Calls that a text is a message of. Elsewhere f"{K}" could decide something, and compiler and interpreter write texts apart.
 SAYS = ("static_assert", "static_print", "device_assert", "device_print", "print", "assume")
-"""Calls that a text is a message of. Elsewhere f"{K}" could decide something, and compiler and interpreter write texts apart."""
 # What is called by these names is looked at by its name; max = tl.max(x) is a variable like another.
 NOT_SHADOWED = (*SAYS, "range")
 
@@ -126,10 +126,8 @@ class _Check:
     def _visit(self, node: ast.AST, local: frozenset[str]) -> None:
         """Check a node and all below it.
 
-        Args:
-            node: of the kernel's text.
-            local: the names that are the kernel's own there: those that a comprehension counts with are so within it alone, and
-                not yet in what it goes through first.
+        local: the names that are the kernel's own there: those that a comprehension counts with are so within it alone, and not
+        yet in what it goes through first.
         """
         self._node(node, local)
         if isinstance(node, ast.ListComp):

@@ -18,8 +18,8 @@ from windtunnel.verify.kernel.plan.schema import (
     TupleValue,
 )
 
+# A buffer and an offset in it, in elements.
 Place = tuple[int, int]
-"""A buffer and an offset in it, in elements."""
 
 
 def tensors_in(part: Any) -> Iterator[Tensor]:
