@@ -27,7 +27,7 @@ import numpy as np
 from planning import RECORDED, RECORDED_RESULTS, RECURSIVE, RECURSIVE_RESULTS, RESULTS, Config, load_configs
 
 from windtunnel.model import recipe_shape
-from windtunnel.plan import GPTConstants, HFConstants, engine_fsdp, engine_gpt
+from windtunnel.plan import GPTConstants, HFConstants, engine_fsdp, engine_gpt, gpt_steptime
 from windtunnel.plan.cost import vocabulary
 from windtunnel.plan.engine_fsdp import gradient_bytes
 from windtunnel.plan.gpt_work import passes_of
@@ -127,7 +127,7 @@ def gpt_seconds(measured: Measured) -> Callable[[GPTConstants], dict[str, float]
     recipe, layout, rig = measured.config.recipe(), measured.config.layout(), parse_rig(measured.config.rig)
     shape = recipe_shape(recipe, vocabulary(recipe)[0])
     passes = passes_of(recipe, shape)
-    return lambda c: {"step": engine_gpt.step_seconds(shape, layout, rig, c, passes).seconds}
+    return lambda c: {"step": gpt_steptime.step_seconds(shape, layout, rig, c, passes).seconds}
 
 
 def fit(prior: Any, looseness: dict[str, float], rows: Callable[[Any], Sequence[float]], rounds: int = 30) -> Any:

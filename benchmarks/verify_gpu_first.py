@@ -149,9 +149,9 @@ def _layer_by_layer(namespaces: bool) -> None:
     from windtunnel.verify.kernel.child.warm_gpu import warm
     from windtunnel.verify.kernel.gpu import LIMITS
     from windtunnel.verify.sandbox import outer
-    from windtunnel.verify.sandbox.watching import fork_alone, with_folder
     from windtunnel.verify.sandbox.inner import Room, steps
     from windtunnel.verify.sandbox.paths import is_readable, readable_paths
+    from windtunnel.verify.sandbox.watching import fork_alone, with_folder
 
     importlib.import_module("torch")
     if not is_readable(os.environ.get("CC", "cc")):

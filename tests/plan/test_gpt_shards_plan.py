@@ -9,7 +9,8 @@ import pytest
 from windtunnel.model import recipe_shape
 from windtunnel.plan import make_plan
 from windtunnel.plan.constants import load_constants
-from windtunnel.plan.engine_gpt import memory, step_seconds
+from windtunnel.plan.engine_gpt import memory
+from windtunnel.plan.gpt_steptime import step_seconds
 from windtunnel.recipe import Layout, Recipe, UserError, load_recipe
 from windtunnel.rig import parse_rig
 

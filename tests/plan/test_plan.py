@@ -418,19 +418,27 @@ def test_scale_model_fits_a_laptop() -> None:
     assert plan.hours < 0.2
 
 
-def test_calibration_file(tmp_path: Path) -> None:
-    path = tmp_path / "c.json"
-    path.write_text(json.dumps({"matmul_efficiency": 0.4, "time_error": 0.05}))
-    constants = load_constants("H200", path)
+def test_calibration_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WINDTUNNEL_CALIBRATION", str(tmp_path))
+    path = tmp_path / "H200.json"
+
+    def constants_of(values: object) -> GPTConstants:
+        path.write_text(json.dumps({"format": 1, "constants": {"gpt": values}}))
+        return load_constants("H200")
+
+    constants = constants_of({"matmul_efficiency": 0.4, "time_error": 0.05})
+    path.unlink()
     recipe, rig = charlm("model.depth=24"), parse_rig("H200")
     slow, plain = make_plan(recipe, rig, calibration=constants), make_plan(recipe, rig)
     assert slow.step_seconds > 1.2 * plain.step_seconds
     assert slow.error["time"] == 0.05
-    assert "c.json" in slow.sources["step_seconds"]
-    for text in ('{"matmul": 1}', '{"matmul_efficiency": "fast"}', "[", "[]"):
-        path.write_text(text)
-        with pytest.raises(UserError, match=r"c\.json"):
-            load_constants("H200", path)
+    assert "H200.json" in slow.sources["step_seconds"]
+    for values in ({"matmul": 1}, {"matmul_efficiency": "fast"}, [1]):
+        with pytest.raises(UserError, match=r"H200\.json"):
+            constants_of(values)
+    path.write_text("[")
+    with pytest.raises(UserError, match=r"H200\.json"):
+        load_constants("H200")
     assert isinstance(load_constants("B200"), GPTConstants)
 
 

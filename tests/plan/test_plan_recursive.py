@@ -171,7 +171,7 @@ def test_puzzles_are_counted_and_no_epoch_of_them_is_a_repetition() -> None:
 def test_attention_that_sees_everything_takes_twice_the_causal_time() -> None:
     recipe = load_recipe("trm-sudoku", ["stages.pretrain.micro_batch=32"])
     shape = recipe_shape(recipe, 10)
-    from windtunnel.plan.engine_gpt import attention_flops
+    from windtunnel.plan.gpt_steptime import attention_flops
 
     assert attention_flops(shape) == 2 * attention_flops(replace(shape, causal=True))
 

@@ -16,7 +16,7 @@ ROOMS: dict[str, str] = {
     "checkpoint": "checks",
     "mirror": "checks",
     "data": "checks checks_text checks_splits checks_conversations checks_theses checks_tokenizer checks_added checks_kernels",
-    "plan": "checks checks_questions",
+    "plan": "checks",
     "model": "checks checks_files checks_recursion",
     "train": "checks checks_hf",
     "rl": "checks",

@@ -12,7 +12,8 @@ from .interruptions import Interrupted, best_interval, under_interruptions
 from .job import JOB_COLUMNS, Job, Step, plan_job
 from .ladder import COLUMNS, Ladder, Rung, climb, ladder_remarks, ladder_rows
 from .opinion import Opinion, second_opinion
-from .plan import make_plan, other_engine, refuse, resolve, why_untrainable, without_effect
+from .own_engine import other_engine, why_untrainable, without_effect
+from .plan import make_plan, refuse, resolve
 from .rollout import require_divided
 from .side_by_side import RIG_COLUMNS, SideBySide, compare_rigs
 from .stages import (

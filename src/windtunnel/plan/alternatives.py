@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 NODES = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 96, 128)
 MOST = 6
 OTHERS = 2
+# In the words of such a change: it comes last.
 UNTRAINED = "which this package plans and does not train"
-"""In the words of such a change: it comes last."""
 
 
 @dataclass(frozen=True)

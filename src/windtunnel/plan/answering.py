@@ -15,15 +15,16 @@ from windtunnel.rig import Rig
 from .constants import HFConstants
 from .hf_steptime import DECODED_TRAFFIC
 from .hf_work import ANSWERED_AT_ONCE, FORMATS
-from .rollout import GIB, Asked
+from .memory import GIB
+from .rollout import Asked
 
+# Theses that are answered, and kept, before the next ones are begun.
 GROUP = 4 * ANSWERED_AT_ONCE
-"""Theses that are answered, and kept, before the next ones are begun."""
+# Of a thesis, by which each of the five actions gets its probability.
 SCORING_PASSES = 2
-"""Of a thesis, by which each of the five actions gets its probability."""
+# Up to so many rows an expert on average its codes are multiplied by as they lie, at this share of the memory's bandwidth: 3.05
+# TB/s on an H200 for DeepSeek-V3's experts. With more they are written in bf16 first.
 FEW_ROWS, FEW_ROWS_BANDWIDTH = 32, 0.64
-"""Up to so many rows an expert on average its codes are multiplied by as they lie, at this share of the memory's bandwidth: 3.05
-TB/s on an H200 for DeepSeek-V3's experts. With more they are written in bf16 first."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +62,8 @@ class Answering:
 def plan_answering(shape: HFShape, asked: Asked, rig: Rig, c: HFConstants, *, shared: bool, scored: bool) -> Answering:
     """Plan all questions, answered by the package's own decoder.
 
-    Args:
-        shape: of the model.
-        asked: how many, and how long answers are; every prompt has one answer.
-        rig: with GPUs.
-        c: constants of its GPU.
-        shared: experts stay in fp8 and are shared out over GPUs of a node.
-        scored: the questions are theses, whose actions get probabilities.
+    shared: experts stay in fp8 and are shared out over GPUs of a node. scored: the questions are theses, whose actions get
+    probabilities.
     """
     assert rig.gpu is not None
     ranks = math.gcd(shape.experts.count, rig.gpus_per_node) if shared and shape.experts is not None else 1

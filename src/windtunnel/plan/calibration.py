@@ -15,25 +15,28 @@ from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from windtunnel.recipe import Layout, UserError
 
+if TYPE_CHECKING:
+    from .constants import Constants
+
 FORMAT = 1
 RENAMED = {"causal": "hf"}
+# Environment: a folder of corrections, or CALIBRATION_OFF.
 CALIBRATION = "WINDTUNNEL_CALIBRATION"
-"""Environment: a folder of corrections, or CALIBRATION_OFF."""
 CALIBRATION_OFF = "none"
+# Observations kept in a file: the newest of each configuration, the oldest dropped first.
 KEPT = 64
-"""Observations kept in a file: the newest of each configuration, the oldest dropped first."""
 LEAST_ERROR = {"memory": 0.02, "time": 0.03}
+# Share of a plan's memory that a correction takes away at most: too little memory costs a run, too much only a smaller batch.
 MOST_SAVED = 0.15
-"""Share of a plan's memory that a correction takes away at most: too little memory costs a run, too much only a smaller batch."""
 
 _ABOUT = "delete it and measure again (windtunnel plan RECIPE --calibrate), or leave it out: --calibration none"
-AnyConstants = TypeVar("AnyConstants")
+AnyConstants = TypeVar("AnyConstants", bound="Constants")
 
 
 Measure = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -77,8 +80,6 @@ class Correction:
 def corrected(constants: AnyConstants, gpu: str, family: str) -> AnyConstants:
     """Constants of a GPU with the user's observations of that GPU applied, where there are any.
 
-    `constants` is a dataclass with extra_gib, time_factor, memory_error, time_error and source.
-
     Raises:
         UserError: the user's file is damaged.
     """
@@ -93,8 +94,7 @@ def corrected(constants: AnyConstants, gpu: str, family: str) -> AnyConstants:
     observations = [o for o in data["observations"] if o.family == family]
     if not observations:
         return constants
-    errors = (getattr(constants, "memory_error"), getattr(constants, "time_error"))  # noqa: B009 - any dataclass with them
-    found = correction(observations, *errors)
+    found = correction(observations, constants.memory_error, constants.time_error)
     how = f"{found.memory_gib:+.2f} GiB and x {found.time_factor:.3f}"
     times = f"{found.count} measurement{'s' if found.count > 1 else ''} on {gpu}"
     changes: dict[str, Any] = {
@@ -102,9 +102,9 @@ def corrected(constants: AnyConstants, gpu: str, family: str) -> AnyConstants:
         "time_factor": found.time_factor,
         "memory_error": found.memory_error,
         "time_error": found.time_error,
-        "source": f"{getattr(constants, 'source')}; {how} by {times} ({path.parent.name}/{path.name})",  # noqa: B009
+        "source": f"{constants.source}; {how} by {times} ({path.parent.name}/{path.name})",
     }
-    return replace(constants, **changes)  # type: ignore[type-var]
+    return replace(constants, **changes)
 
 
 def correction(observations: list[Observation], memory_error: float, time_error: float) -> Correction:
@@ -155,13 +155,8 @@ def observe(
 ) -> Path | None:
     """Add what was measured under a plan to the user's calibration of that GPU; None where that is switched off.
 
-    Args:
-        plan: Plan.to_json() of what ran, with whatever correction it had.
-        gpu: catalog name of the GPU.
-        memory_gib: most that PyTorch reserved on a rank.
-        step_seconds: median of the steps after warming up.
-        steps: how many were measured.
-        versions: of the packages that ran them.
+    plan: Plan.to_json() of what ran, with whatever correction it had. memory_gib: most that PyTorch reserved on a rank.
+    step_seconds: median of the steps after warming up.
 
     Raises:
         UserError: a figure that is no measurement; the file is damaged or cannot be written.
@@ -220,7 +215,7 @@ def override(constants: AnyConstants, values: Any, where: str) -> AnyConstants:
     """
     if not isinstance(values, dict):
         raise UserError(f"{where}: expected a mapping of constants, found {type(values).__name__}", _ABOUT)
-    kinds = {f.name: type(getattr(constants, f.name)) for f in fields(constants)}  # type: ignore[arg-type]
+    kinds = {f.name: type(getattr(constants, f.name)) for f in fields(constants)}
     for key, value in values.items():
         if key not in kinds:
             raise UserError(f"{where}: {key}: not a constant of the planner", f"one of: {', '.join(kinds)}")
@@ -229,7 +224,8 @@ def override(constants: AnyConstants, values: Any, where: str) -> AnyConstants:
         if (kinds[key] is str) != isinstance(value, str) or not (number or isinstance(value, str)):
             expected = "text" if kinds[key] is str else "a finite number"
             raise UserError(f"{where}: {key}: expected {expected}, got {value!r}", _ABOUT)
-    return replace(constants, **({"source": where} | values))  # type: ignore[type-var]
+    changes: dict[str, Any] = {"source": where} | values
+    return replace(constants, **changes)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TypeVar
-
-from windtunnel.recipe import UserError
 
 from .calibration import corrected, override, shipped_constants
 
@@ -161,31 +157,20 @@ class HFConstants(Constants):
 AnyConstants = TypeVar("AnyConstants", bound=Constants)
 # Whose shares of peak rates stand in for those of GPUs that nothing was measured on.
 NEAREST = "H200"
+# Of GPUs, and of ways to split a model, that nothing was measured on: by published figures, which nothing was fitted to.
 UNSEEN_MEMORY_ERROR = 0.2
-"""Of GPUs, and of ways to split a model, that nothing was measured on: by published figures, which nothing was fitted to."""
 
 
-def load_constants(gpu: str | None, extra: Path | None = None) -> GPTConstants:
-    """Load a GPT's constants on a GPU: those that ship for it, `extra` on top, then the user's measurements.
-
-    Args:
-        gpu: catalog name; None: a CPU.
-        extra: a JSON file of constants that replace others.
+def load_constants(gpu: str | None) -> GPTConstants:
+    """Load a GPT's constants on a GPU, or on a CPU for None: those that ship for it, and the user's measurements on top.
 
     Raises:
-        UserError: `extra` cannot be read or has a key that is no constant; the user's calibration of the GPU is damaged.
+        UserError: the user's calibration of the GPU is damaged.
     """
     if gpu is None:
         source = "defaults: arithmetic at the measured speed of this CPU"
-        constants = replace(GPTConstants(), source=source, time_error=0.5)
-    else:
-        constants = _shipped(GPTConstants(), gpu, "gpt")
-    if extra is not None:
-        try:
-            constants = override(constants, json.loads(extra.read_text(encoding="utf-8")), str(extra))
-        except (OSError, ValueError) as error:
-            raise UserError(f"calibration {extra} cannot be read: {error}", "measure again, or leave it out") from None
-    return constants if gpu is None else corrected(constants, gpu, "gpt")
+        return replace(GPTConstants(), source=source, time_error=0.5)
+    return corrected(_shipped(GPTConstants(), gpu, "gpt"), gpu, "gpt")
 
 
 def load_hf_constants(gpu: str) -> HFConstants:

@@ -21,6 +21,7 @@ from windtunnel.recipe import (
     Checkpoints,
     ConversationCorpus,
     CountedCorpus,
+    Every,
     FolderTokenizer,
     KernelTasks,
     MixtureCorpus,
@@ -315,6 +316,17 @@ def round_steps(tokens: float, batch_tokens: int) -> int:
     return max(1, int(tokens / batch_tokens * (1 + 1e-9)))
 
 
+def steps_between(every: Every, step: float) -> float:
+    """Return the steps of so many seconds that lie between two of something."""
+    return every.steps or max(1.0, (every.seconds or 0.0) / max(step, 1e-9))
+
+
+def held_out_tokens(recipe: Recipe, asked: float, corpus: float | None) -> float:
+    """Return the tokens of a validation: those asked for, or all that are held out beside a corpus of so many for training."""
+    share = recipe.data.validation
+    return asked if corpus is None else min(asked, corpus * share / (1 - share))
+
+
 def money_and_disk(budget: Budget, rig: Rig, speed: Pace, length: Length, disk: float) -> tuple[list[str], list[Alternative]]:
     """Return the reasons against a plan that lie in its budget or its disk, and what would help."""
     reasons: list[str] = []
@@ -358,9 +370,6 @@ def epoch_warnings(epochs: float | None) -> list[str]:
     return [f"{repeated}{beyond} (Muennighoff et al. 2023)"]
 
 
-GIB = 2**30
-
-
 def disk_gib(
     checkpoint: float, kept: float, policy: Checkpoints, length: Length, tokens: float | None, token_bytes: int, base: float = 0.0
 ) -> float:
@@ -369,14 +378,8 @@ def disk_gib(
     Only the newest checkpoint keeps optimizer states, but the one before keeps its own until the newest is complete; then
     keep_last, keep_best and one an hour as weights, and never more than are saved: steps may take hours each.
 
-    Args:
-        checkpoint: GiB of a whole checkpoint.
-        kept: GiB of one that keeps only weights.
-        policy: which are kept.
-        length: of the run.
-        tokens: of the data as prepared.
-        token_bytes: bytes of each.
-        base: GiB of what is there beside, such as the model as it was downloaded.
+    checkpoint: GiB of a whole checkpoint. kept: GiB of one that keeps only weights. tokens: of the data as prepared. base: GiB of
+    what is there beside, such as the model as it was downloaded.
     """
     every = policy.every
     saved = math.ceil(length.steps / every.steps if every.steps else 3600 * length.hours / (every.seconds or 3600.0))

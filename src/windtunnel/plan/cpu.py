@@ -15,8 +15,8 @@ from .memory import FP32, Ledger, Memory, around
 from .search import Found, Promising, search
 from .steptime import StepTime
 
+# Of the speed of large fp32 products.
 EFFICIENCY = 0.4
-"""Of the speed of large fp32 products."""
 DEFAULT_GFLOPS = 50.0
 LARGEST_MICRO = 16
 ERRORS = {"memory": 0.5, "time": 2.0}

@@ -44,10 +44,7 @@ def loss_chunk(vocab: int) -> int:
 def static_bytes(sums: Totals, shards: int, expert: int = 1) -> dict[str, float]:
     """Bytes that a rank holds all the time, by component.
 
-    Args:
-        sums: what is held.
-        shards: ranks that share states and weights.
-        expert: ranks that share frozen experts, which are not sharded else.
+    shards: ranks that share states and weights. expert: ranks that share frozen experts, which are not sharded else.
     """
     work = sums.work
     # An adapter is trained in fp32 itself, so its weights are master weights and nothing beside them.

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from windtunnel.model import HFShape
-from windtunnel.recipe import ANSWERS_AT_END, MEGATRON, Budget, Every, Layout, Recipe
+from windtunnel.recipe import ANSWERS_AT_END, MEGATRON, Budget, Layout, Recipe
 from windtunnel.rig import Rig
 
 from . import hf_changes
 from .alternatives import Change
 from .constants import UNSEEN_MEMORY_ERROR, Constants, HFConstants, load_hf_constants
-from .cost import Length, Pace, new_tokens
+from .cost import Length, Pace, held_out_tokens, new_tokens, steps_between
 from .cpu import DEFAULT_GFLOPS, CPUTraining
 from .cpu import EFFICIENCY as CPU_EFFICIENCY
 from .cpu import ERRORS as CPU_ERRORS
@@ -25,12 +25,12 @@ from .plan import Case, Draft, StagePlanner, parts_text
 from .search import Candidate
 
 NAMES = {"fp8-experts": "bf16 and, of experts, fp8"}
+# Rigs that are this machine, with its GPUs or without.
 HERE = ("here", "cpu")
-"""Rigs that are this machine, with its GPUs or without."""
+# Share of a conversation's tokens that is learned, until the data are there.
 LEARNED = 0.3
-"""Share of a conversation's tokens that is learned, until the data are there."""
+# What a token that is only scored costs of one that is trained on, as of GPTs.
 FORWARD = 0.36
-"""What a token that is only scored costs of one that is trained on, as of GPTs."""
 CPU_BANDWIDTH_GBS = 10.0
 RATES = {"full": 1e-5, "adapter": 2e-4}
 # Families whose attention no flash kernel computes, and what is special in it.
@@ -140,18 +140,12 @@ def _between_steps(recipe: Recipe, best: Candidate, corpus: float | None, answer
     # Of conversations only answers are targets, and all tokens are computed.
     corpora = getattr(recipe.data.corpus, "sources", None)
     kind = corpora[0].corpus.kind if corpora else recipe.data.corpus.kind
-    tokens = stage.validation_tokens / (LEARNED if kind in ("conversations", "theses") else 1.0)
-    if corpus is not None:
-        tokens = min(tokens, corpus * recipe.data.validation / (1 - recipe.data.validation))
+    asked_for = stage.validation_tokens / (LEARNED if kind in ("conversations", "theses") else 1.0)
+    tokens = held_out_tokens(recipe, asked_for, corpus)
     seconds = FORWARD * step * tokens / best.layout.batch_tokens
     total = seconds / steps_between(stage.validate_every, step)
     asked = stage.answers
     return total + (answers + seconds) / steps_between(asked.every, step) if asked is not None and asked.every else total
-
-
-def steps_between(every: Every, step: float) -> float:
-    """Return the steps of so many seconds that lie between two of something."""
-    return every.steps or max(1.0, (every.seconds or 0.0) / max(step, 1e-9))
 
 
 def answer_seconds(sums: Totals, layout: Layout, rig: Rig, c: HFConstants) -> float:

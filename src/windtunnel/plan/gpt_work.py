@@ -14,6 +14,7 @@ from windtunnel.rig import Rig
 from . import engine_gpt
 from .constants import GPTConstants
 from .engine_gpt import Passes
+from .gpt_steptime import step_seconds
 from .memory import Memory
 from .search import Candidate, Found, Promising
 from .steptime import StepTime
@@ -75,7 +76,7 @@ class GPTTraining:
 
     def time(self, layout: Layout, rig: Rig) -> StepTime:
         """Return a step's seconds."""
-        return engine_gpt.step_seconds(self.shape, layout, rig, self.c, self.passes)
+        return step_seconds(self.shape, layout, rig, self.c, self.passes)
 
     def host_gib(self, layout: Layout, rig: Rig) -> float:
         """Return the GiB of CPU memory that states take on a node: none are kept there."""
@@ -239,9 +240,7 @@ def weights_gib(shape: GPTShape) -> float:
 def checkpoint_gib(shape: GPTShape, averaged: bool = False) -> float:
     """Return the GiB of weights and optimizer states: momentum of the matrices, two moments of the rest, all fp32.
 
-    Args:
-        shape: of the model.
-        averaged: averages of the weights are kept beside them.
+    averaged: averages of the weights are kept beside them.
     """
     other = shape.parameters - shape.matrix_parameters
     weights = 2 if averaged else 1

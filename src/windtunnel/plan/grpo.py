@@ -13,7 +13,7 @@ from windtunnel.recipe import ANSWERS_AT_END, GRPO, Answers, Layout, Recipe
 from windtunnel.rig import Rig
 
 from .constants import HFConstants
-from .cost import Length, Pace
+from .cost import Length, Pace, steps_between
 from .cpu import ERRORS as CPU_ERRORS
 from .cpu import CPUTraining
 from .engine_fsdp import least_gib
@@ -29,8 +29,7 @@ from .finetune import (
     memory_reason,
     startup_seconds,
     stated_errors,
-    steps_between,
-)  # fmt: skip
+)
 from .hf_work import Totals, Workload, totals
 from .judging import asked_of, judge_answers
 from .memory import BF16, GIB

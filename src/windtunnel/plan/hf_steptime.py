@@ -14,8 +14,8 @@ from .steptime import Seconds, StepTime, Work, step_time, wide
 
 # A backward pass of fused attention makes the probabilities again: five products to the forward pass's two.
 ATTENTION_BACKWARD = 2.5
+# Bytes moved to turn an expert's weight in fp8 into bf16, once: the code, then the product with its scale in place.
 DECODED_TRAFFIC = 1.0 + 3 * 2.0
-"""Bytes moved to turn an expert's weight in fp8 into bf16, once: the code, then the product with its scale in place."""
 
 
 def block_seconds(kind: Kind, work: Workload, layout: Layout, gpu: GPU, c: HFConstants) -> Seconds:
@@ -144,12 +144,7 @@ class Passes:
 def step_seconds(sums: Totals, layout: Layout, rig: Rig, c: HFConstants, passes: Passes | None = None) -> StepTime:
     """Estimate one optimizer step: every rank does `accumulation` micro-batches, exchanges and updates.
 
-    Args:
-        sums: what is trained.
-        layout: over which ranks.
-        rig: with GPUs.
-        c: constants of the GPU.
-        passes: of the same `sums` and `c`, where many layouts are asked for.
+    passes: of the same `sums` and `c`, where many layouts are asked for.
     """
     assert rig.gpu is not None
     gpu, work, micro = rig.gpu, sums.work, layout.accumulation

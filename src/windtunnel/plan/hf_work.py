@@ -20,8 +20,8 @@ FORMATS = {
     "bf16": (2.0, 0.0), "fp8": (1.0, 2.0), "fp8-experts": (1.0 + 4.0 / 128**2, 0.0), "int8": (1.0, 4.0), "int4": (0.516, 0.0),
 }  # fmt: skip
 ANSWERED_AT_ONCE = 32
+# What a prompt is taken to have at most when held-out questions are answered together.
 PROMPT_TOKENS = 512
-"""What a prompt is taken to have at most when held-out questions are answered together."""
 METHODS = {"bf16": "lora", "fp8": "fp8-lora", "fp8-experts": "fp8-experts-lora", "int8": "qlora", "int4": "qlora"}
 STATE_BYTES = {"fp32": 8.0, "bf16": 4.0, "int8": 2.0 + 8.0 / 256}
 

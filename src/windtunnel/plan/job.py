@@ -19,21 +19,21 @@ from .cost import THESIS_TOKENS
 from .hf_work import PROMPT_TOKENS, read_shape
 from .judging import asked_of, judge_answers
 from .rollout import EnginePlan, plan_engines
-from .text import count_text, hours_text, seconds_text
+from .text import count_text, dollars_text, hours_text, seconds_text
 from .types import Plan
 
 HERE = "here"
 JOB_COLUMNS = ("step", "what it does", "time", "on the rig", "elsewhere", "disk")
+# Most tokens of an answer, where the recipe does not say.
 ANSWER_TOKENS = 512
-"""Most tokens of an answer, where the recipe does not say."""
 PREDICTIONS = (1_000, 10_000)
+# Dollars from which on another machine is worth the trouble.
 LEAST_SAVING = 1.0
-"""Dollars from which on another machine is worth the trouble."""
 CONVERT_GBS_PER_CORE = 0.23
 CONVERT_CORES = 16
 CONVERT_SOURCE = "0.23 GB of fp8 a second and core (benchmarks/results/convert-cpu.json), at most 16"
+# Tokens a second: of short questions and answers, and of theses, each of which has hundreds.
 PREPARE_TOKENS, PREPARE_THESES = 94_000.0, 1_600_000.0
-"""Tokens a second: of short questions and answers, and of theses, each of which has hundreds."""
 PREPARE_SOURCE = "tokens a second, measured on two busy cores (benchmarks/results/prepare-cpu.json)"
 BACKTEST_SECONDS = 5.0
 BACKTEST_SOURCE = "1,000 predictions on 700 days of 200 tickers took 4.9 s on two busy cores, picture and files included"
@@ -139,7 +139,8 @@ class Job:
         """Return one row a step under JOB_COLUMNS, the total after those that count."""
         counted = [_row(step) for step in self.steps if step.counted]
         name = "total" if self.fits else "the others"
-        total = (name, "", hours_text(self.hours), _money(self.dollars), _money(self.shared_dollars), _size(self.disk_bytes))
+        dollars = dollars_text(self.dollars), dollars_text(self.shared_dollars)
+        total = (name, "", hours_text(self.hours), *dollars, _size(self.disk_bytes))
         return [*counted, total, *(_row(step) for step in self.steps if not step.counted)]
 
     def remarks(self) -> list[tuple[str, str]]:
@@ -151,10 +152,7 @@ class Job:
 def plan_job(recipe: Recipe, rig: Rig, stages: Sequence[tuple[str, Plan]]) -> Job | None:
     """Plan all steps of a recipe that tunes a Hugging Face model; None of other recipes. What does not fit has no hours.
 
-    Args:
-        recipe: with all its stages.
-        rig: with GPUs.
-        stages: name and plan of each stage that trains, in order.
+    stages: name and plan of each stage that trains, in order.
     """
     model = recipe.model
     tunes = isinstance(model, HuggingFaceModel) and (recipe.sft is not None or recipe.rl is not None)
@@ -364,17 +362,13 @@ def _least(plan: Plan) -> str:
 
 def _row(step: Step) -> tuple[str, ...]:
     time = "" if step.hours is None else _time(step.hours) if step.hours else "-"
-    there = "" if step.elsewhere_dollars is None else _money(step.elsewhere_dollars)
-    on_rig = "" if step.hours is None else _money(step.dollars)
+    there = "" if step.elsewhere_dollars is None else dollars_text(step.elsewhere_dollars)
+    on_rig = "" if step.hours is None else dollars_text(step.dollars)
     return (step.name, step.does, time, on_rig, there, _size(step.disk_bytes) if step.disk_bytes >= 1e6 else "")
 
 
 def _time(hours: float) -> str:
     return hours_text(hours) if hours * 60 >= 1 else seconds_text(hours * 3600)
-
-
-def _money(dollars: float | None) -> str:
-    return "no price" if dollars is None else f"${dollars:,.2f}"
 
 
 def _size(size: float) -> str:

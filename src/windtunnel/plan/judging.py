@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from windtunnel.recipe import GRPO, PromptCorpus, Recipe
 from windtunnel.rig import Rig
 
+# Of judging an answer; kinds that are not here compare text and take no time to speak of, or are the user's own.
 CORE_SECONDS = {"kernel": 1 / 5.8, "code": 1 / 148.1, "math": 1 / 5.2}
-"""Of judging an answer; kinds that are not here compare text and take no time to speak of, or are the user's own."""
 CPU_SOURCE = (
     "5.8 kernels and 148 programs a second and core (benchmarks/results/verify-speed-cpu.json), 5.2 mathematical answers"
     " (benchmarks/results/verify-math-cpu.json)"
@@ -42,26 +42,26 @@ class Speed:
         return self.per_second if self.cores is None else self.per_second * min(1.0, cores / self.cores)
 
 
+# What plans count with: what models write, by the judge as it is.
 REPLAYED_KERNELS = Speed(
     3.56, "verify-replay-h100.json", ("foreign", "per_second"), "models' answers to KernelBench at its shapes, not timed"
 )
-"""What plans count with: what models write, by the judge as it is."""
+# What they count with where all tasks are the generator's, and no reward is for speed.
 GENERATED_KERNELS = Speed(
     14.3, "verify-generated-h100.json", ("four_pairs", "foreign", "per_second"), "right ones to generated tasks, not timed", 24
 )
-"""What they count with where all tasks are the generator's, and no reward is for speed."""
+# Of an earlier judge and the easiest of tasks: told beside, as what answers cost at least.
 TIMED_KERNELS = Speed(
     3.49, "verify-speed-gpu.json", ("gpu_scaling", 5, "per_second"), "a small right one over and over, run and timed on a GPU"
 )
-"""Of an earlier judge and the easiest of tasks: told beside, as what answers cost at least."""
+# Answers judged at once by a process that learns.
 MOST_WORKERS = 32
-"""Answers judged at once by a process that learns."""
+# Held-out answers judged at once in fine-tuning.
 TUNING_WORKERS = 4
-"""Held-out answers judged at once in fine-tuning."""
+# Workers that share two processes on a GPU, one that runs kernels and one for their references; and the most such pairs.
 SHARING, MOST_PAIRS = 4, 4
-"""Workers that share two processes on a GPU, one that runs kernels and one for their references; and the most such pairs."""
+# GPU memory of such a process between two kernels: its context, and the half GiB that its allocator may keep.
 JUDGE_GIB = 1.32
-"""GPU memory of such a process between two kernels: its context, and the half GiB that its allocator may keep."""
 
 
 @dataclass(frozen=True)
@@ -125,12 +125,7 @@ def judge_answers(stage: GRPO, rig: Rig, processes: int, answers: int | None = N
     at the speed of one machine. That GPU is also a learner's or an engine's, so that nothing of it is counted as hidden; work
     on CPU cores passes while other answers are written.
 
-    Args:
-        stage: whose judges.
-        rig: where.
-        processes: that judge, each its own answers.
-        answers: how many; None: those of a round.
-        asked: what the prompts ask for.
+    processes: that judge, each its own answers. answers: how many; None: those of a round.
     """
     again = cross_checks(stage, processes) if answers is None else 0.0
     answers = stage.prompts * stage.samples if answers is None else answers

@@ -16,18 +16,18 @@ from windtunnel.rig import Rig
 
 from .alternatives import StandIn, holds, stand_ins
 from .plan import make_plan, resolve
-from .text import hours_text, seconds_text, size_remarks
+from .text import dollars_text, hours_text, seconds_text, size_remarks
 from .types import Plan
 
 STEPS = 10
+# Of GRPO: enough for the engines to get new weights and answer with them.
 ROUNDS = 2
-"""Of GRPO: enough for the engines to get new weights and answer with them."""
+# A rehearsal starts the scale model's training four times (killed, resumed, undisturbed, on other ranks), twice in full.
 PROCESSES, TRAININGS = 4, 2
-"""A rehearsal starts the scale model's training four times (killed, resumed, undisturbed, on other ranks), twice in full."""
+# What `windtunnel check` takes at most, for recipes that have no scale model to train yet.
 CHECK_HOURS = 3 / 60
-"""What `windtunnel check` takes at most, for recipes that have no scale model to train yet."""
+# fp32 GFLOP/s a core that a rehearsal is taken to have.
 LEAST_GFLOPS = 10.0
-"""fp32 GFLOP/s a core that a rehearsal is taken to have."""
 
 LEVELS = ("cpu", "gpu", "node", "cluster")
 PROVES = {
@@ -200,12 +200,8 @@ def _freed(recipe: Recipe) -> Recipe:
         "sft": {"micro_batch": None, "precision": "auto"},
         "rl": {"micro_batch": None, "learners": None, "engines": None, "engine_tensor": None},
     }
-    free = {stage.kind: _without(stage, **own[stage.kind]) for stage in recipe.stages.values() if stage.kind in own}
+    free = {stage.kind: stage.model_copy(update=own[stage.kind]) for stage in recipe.stages.values() if stage.kind in own}
     return recipe.with_stages(**free).model_copy(update={"layout": LayoutChoice()})
-
-
-def _without(stage: Any, **values: Any) -> Any:
-    return stage.model_copy(update=values)
 
 
 def _startup(plan: Plan) -> float:
@@ -270,7 +266,7 @@ def _too_big(rung: Rung) -> list[tuple[str, str]]:
 def _row(rung: Rung) -> tuple[str, ...]:
     plan = rung.shown
     run = rung.stand_ins[0].plan if rung.stand_ins and not rung.target else plan
-    cost = "" if rung.hours is None else "no price" if rung.dollars is None else f"${rung.dollars:,.2f}"
+    cost = "" if rung.hours is None else dollars_text(rung.dollars)
     return (
         rung.level,
         rung.rig.name + (f"\n{_layout(run, rung.rig.gpus)}" if run else ""),

@@ -105,9 +105,7 @@ class Opinion:
 def second_opinion(plan: Plan, trace: dict[str, Any]) -> Opinion:
     """Compare at the peaks.
 
-    Args:
-        plan: of the same recipe and layout.
-        trace: as `windtunnel.train.run_trace` gives it.
+    trace: as `windtunnel.train.run_trace` gives it.
     """
     top = next(phase for phase in trace["phases"] if phase["name"] == trace["peak_phase"])["gib"]
     parts = tuple(Part(g.name, _sum(plan.components, g.planned), _sum(top, g.traced)) for g in GROUPS)

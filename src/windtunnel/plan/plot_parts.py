@@ -13,10 +13,10 @@ INK, GRID = "#2b3440", "#cfd5dc"
 LIMIT = "#b3261e"
 BAR = "#0072b2"
 REFUSED = "#9aa3ad"
+# Of the tallest moment: thinner components are drawn together as 'other'.
 LEAST_SHARE = 0.004
-"""Of the tallest moment: thinner components are drawn together as 'other'."""
+# Of the step: shorter terms are not drawn.
 LEAST_TERM = 0.0005
-"""Of the step: shorter terms are not drawn."""
 
 # Okabe and Ito's colours by what a component is; a second one of the same family is hatched.
 _FAMILIES = (
@@ -173,9 +173,7 @@ def _name_moments(axes: Any, moments: Sequence[Moment], peak: str, scale: float)
 
 def draw_roles(figure: Any, plan: Plan) -> None:
     """GiB by component of one GPU of each role, with a mark at its limit."""
-    axes = figure.subplots()
-    inches = figure.bbox.height / figure.dpi
-    figure.subplots_adjust(left=0.2, right=0.72, top=1 - 0.42 / inches, bottom=0.52 / inches)
+    axes = _rows(figure, right=0.72)
     roles = list(plan.roles.values())
     names = list(dict.fromkeys(n for role in roles for n, gib in role.components.items() if gib >= 0.01 * role.limit_gib))
     left = [0.0] * len(roles)
@@ -189,18 +187,14 @@ def draw_roles(figure: Any, plan: Plan) -> None:
         mark = {"label": "limit"} if row == 0 else {}
         axes.plot([role.limit_gib] * 2, [row - 0.4, row + 0.4], color=LIMIT, linestyle="--", linewidth=1.6, **mark)
     axes.set_yticks(range(len(left)), [f"{role.gpus} x {name}" for name, role in plan.roles.items()])
-    axes.invert_yaxis()
     axes.set_xlabel("GiB", color=INK)
     axes.legend(frameon=False, labelcolor=INK, loc="upper left", bbox_to_anchor=(1.02, 1.05), borderaxespad=0, fontsize=9)
     _title(figure, f"Memory of one GPU of each kind on {plan.rig}")
-    _plain(axes, "x")
 
 
 def draw_terms(figure: Any, plan: Plan) -> None:
     """Each term of the step as a bar on the step's time axis; what is hidden behind others lies beneath them."""
-    axes = figure.subplots()
-    inches = figure.bbox.height / figure.dpi
-    figure.subplots_adjust(left=0.2, right=0.97, top=1 - 0.42 / inches, bottom=0.52 / inches)
+    axes = _rows(figure, right=0.97)
     scale, unit = _unit(plan.step_seconds)
     start = 0.0
     terms = {name: seconds for name, seconds in plan.step_terms.items() if seconds >= LEAST_TERM * plan.step_seconds}
@@ -212,13 +206,22 @@ def draw_terms(figure: Any, plan: Plan) -> None:
         _label(axes, place * plan.step_seconds * scale, row, share, side, ink)
         start = begin + seconds
     axes.set_yticks(range(len(terms)), [name.replace("_", " ") for name in terms])
-    axes.invert_yaxis()
     axes.set_xlim(0, plan.step_seconds * scale)
     axes.set_xlabel(unit, color=INK)
     hidden = f"; {seconds_text(plan.hidden_seconds)} hidden behind computation" if plan.hidden_seconds > 1e-6 else ""
     what = "round" if plan.method == "grpo" else "step"
     _title(figure, f"One {what} on {plan.rig}: {seconds_text(plan.step_seconds)}, most of it {plan.bound}{hidden}")
+
+
+def _rows(figure: Any, *, right: float) -> Any:
+    """Return axes for bars that lie one below the other, their names to the left."""
+    axes = figure.subplots()
+    # In inches, whatever the figure's height: title and axis need the same room in all.
+    inches = figure.bbox.height / figure.dpi
+    figure.subplots_adjust(left=0.2, right=right, top=1 - 0.42 / inches, bottom=0.52 / inches)
+    axes.invert_yaxis()
     _plain(axes, "x")
+    return axes
 
 
 def _label(axes: Any, x: float, row: int, text: str, side: str, ink: str) -> None:
@@ -240,20 +243,16 @@ def _label_place(begin: float, end: float) -> tuple[float, str, str]:
 
 def draw_costs(figure: Any, plans: Sequence[Plan]) -> None:
     """Dollars of the whole run on each rig, with its time and tokens."""
-    axes = figure.subplots()
-    inches = figure.bbox.height / figure.dpi
-    figure.subplots_adjust(left=0.2, right=0.97, top=1 - 0.42 / inches, bottom=0.52 / inches)
+    axes = _rows(figure, right=0.97)
     highest = max((plan.dollars or 0.0 for plan in plans if plan.fits), default=0.0) or 1.0
     for row, plan in enumerate(plans):
         dollars = plan.dollars if plan.fits and plan.dollars is not None else 0.0
         axes.barh([row], [dollars], height=0.62, color=BAR, edgecolor=INK, linewidth=0.3 if dollars else 0)
         _label(axes, dollars, row, _cost_label(plan), "left", INK if plan.fits else REFUSED)
     axes.set_yticks(range(len(plans)), [plan.rig for plan in plans])
-    axes.invert_yaxis()
     axes.set_xlim(0, 1.55 * highest)
     axes.set_xlabel("dollars", color=INK)
     _title(figure, "The whole run on each rig")
-    _plain(axes, "x")
 
 
 def _cost_label(plan: Plan) -> str:

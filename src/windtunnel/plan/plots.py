@@ -78,9 +78,9 @@ def step_svg(plan: Plan, name: str = "step") -> str:
     return _svg((WIDTH, _terms_height(plan)), lambda figure: draw_terms(figure, plan), name)
 
 
-def cost_svg(plans: Sequence[Plan], name: str = "cost") -> str:
+def cost_svg(plans: Sequence[Plan]) -> str:
     """Dollars of the whole run on each rig, as memory_svg."""
-    return _svg((WIDTH, _cost_height(plans)), lambda figure: draw_costs(figure, plans), name)
+    return _svg((WIDTH, _cost_height(plans)), lambda figure: draw_costs(figure, plans), "cost")
 
 
 def roles_svg(plan: Plan, name: str = "roles") -> str:

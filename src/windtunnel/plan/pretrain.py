@@ -10,7 +10,17 @@ from windtunnel.rig import Rig
 
 from .alternatives import AS_IT_IS, Change, changed
 from .constants import UNSEEN_MEMORY_ERROR, Constants, GPTConstants, load_constants
-from .cost import EPOCHS_WARN, Length, Pace, budget_hours, budget_tokens, round_steps, vocabulary
+from .cost import (
+    EPOCHS_WARN,
+    Length,
+    Pace,
+    budget_hours,
+    budget_tokens,
+    held_out_tokens,
+    round_steps,
+    steps_between,
+    vocabulary,
+)
 from .engine_gpt import SOURCES, Passes
 from .gpt_shards import is_sharded
 from .gpt_work import GPTTraining, check_own_layout, checkpoint_gib, passes_of, ways_to_shard, weights_gib
@@ -194,13 +204,9 @@ def pace(recipe: Recipe, candidate: Candidate, constants: GPTConstants, corpus_t
     """Return the run's pace: validation is spread over the steps between two of them."""
     layout, step = candidate.layout, candidate.timed.seconds
     stage = recipe.pretrain
-    tokens = float(stage.validation_tokens)
-    if corpus_tokens is not None:
-        held_out = recipe.data.validation
-        tokens = min(tokens, corpus_tokens * held_out / (1 - held_out))
+    tokens = held_out_tokens(recipe, float(stage.validation_tokens), corpus_tokens)
     validation = constants.validation_share * candidate.timed.validation * step * tokens / layout.batch_tokens
-    every = stage.validate_every
-    between = every.steps if every.steps else max(1.0, (every.seconds or 0.0) / step)
+    between = steps_between(stage.validate_every, step)
     startup = constants.startup_seconds
     if layout.device == "cpu":
         startup = constants.cpu_startup_seconds + layout.compile * constants.cpu_compile_seconds

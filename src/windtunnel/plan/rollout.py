@@ -11,13 +11,13 @@ from windtunnel.recipe import UserError
 from windtunnel.rig import Rig
 
 from .constants import HFConstants
+from .memory import GIB
 
-GIB = 2**30
 WEIGHT_BYTES = {"bf16": 2.0, "fp8": 1.0}
 # With fewer sequences at once reading the weights takes most of the time: another GPU per engine is better.
 FEW = 8
+# GPUs of an engine that are tried: of one node, or of whole ones.
 SIZES = (1, 2, 4, 8, 16, 32)
-"""GPUs of an engine that are tried: of one node, or of whole ones."""
 
 
 class Asked(Protocol):
@@ -93,15 +93,8 @@ def plan_engines(
 ) -> EnginePlan:  # fmt: skip
     """Plan the engines on `gpus` GPUs of a rig: over as few GPUs each as hold weights and a few sequences.
 
-    Args:
-        shape: of the model that answers.
-        stage: what is asked of it.
-        rig: whose GPUs these are.
-        gpus: how many of them.
-        c: constants of the GPU.
-        held_gib: what a learner that takes turns on the same GPUs keeps there meanwhile.
-        ahead: rounds that engines answer ahead of the learners.
-        most: GPUs of an engine; None: as many as share the model.
+    held_gib: what a learner that takes turns on the same GPUs keeps there meanwhile. ahead: rounds that engines answer ahead of
+    the learners. most: GPUs of an engine; None: as many as share the model.
 
     Raises:
         UserError: engine_tensor does not divide the GPUs or the model, or is more than `most`.

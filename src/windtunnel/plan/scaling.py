@@ -22,18 +22,18 @@ from .plan import make_plan
 from .types import Plan
 
 ALPHA, BETA = 0.3478, 0.3658
+# B / A there.
 RATIO = 2085.43 / 482.01
-"""B / A there."""
 HUBER = 1e-3  # of log losses, as Hoffmann et al.
 LEAST_RUNS = 2
+# Repetitions after which data have given two thirds of what they can (Muennighoff et al. 2023, arXiv:2305.16264, R*_D).
 WORN_OUT = 15.39
-"""Repetitions after which data have given two thirds of what they can (Muennighoff et al. 2023, arXiv:2305.16264, R*_D)."""
 QUANTILE = 0.9
 DIGITS = 4  # of a loss that is written
+# Error added for each factor of ten of compute beyond the largest run: 9 in 10 of the larger runs of Li et al. 2025
+# (arXiv:2502.18969) lay within it when predicted from 4 to 10 of the smaller half; Chinchilla's, on which it was not fitted,
+# nearly all (benchmarks/results/scaling-fit-*.json).
 BEYOND = 0.12
-"""Error added for each factor of ten of compute beyond the largest run: 9 in 10 of the larger runs of Li et al. 2025
-(arXiv:2502.18969) lay within it when predicted from 4 to 10 of the smaller half; Chinchilla's, on which it was not fitted,
-nearly all (benchmarks/results/scaling-fit-*.json)."""
 _STARTS = tuple((a, b) for a in (0.2, 0.35, 0.6) for b in (0.2, 0.35, 0.6))
 
 

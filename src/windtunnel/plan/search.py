@@ -23,8 +23,8 @@ ROOM_PRICE = 1.05
 RANKED = 8
 
 
+# Says of a layout whether those of its kind are to be computed.
 Promising = Callable[[Layout], bool]
-"""Says of a layout whether those of its kind are to be computed."""
 
 
 class Trainable(Protocol):
@@ -114,11 +114,7 @@ class Found:
 def search(work: Trainable, rig: Rig, ranks: int, less_gib: float = 0.0) -> Found | None:
     """Choose among all layouts over `ranks` ranks; None where there is none.
 
-    Args:
-        work: what is trained.
-        rig: of which so many ranks are used.
-        ranks: GPUs, or 1 on a CPU.
-        less_gib: what others keep of a rank's memory.
+    ranks: GPUs, or 1 on a CPU. less_gib: what others keep of a rank's memory.
 
     Raises:
         UserError: the recipe's layout contradicts itself, the model or the rig.

@@ -315,14 +315,8 @@ def plan_round(
 ) -> Round:
     """Plan a round on so many learners and engines; as many of both as the rig has GPUs take turns.
 
-    Args:
-        training: what learners do.
-        stage: the round.
-        rig: whose GPUs these are.
-        learners: GPUs that learn.
-        engines: GPUs that generate.
-        keeps: whether learners that take turns with engines keep their states on the GPUs meanwhile.
-        asked: what the prompts ask for; see `judge_answers`.
+    keeps: whether learners that take turns with engines keep their states on the GPUs meanwhile. asked: what the prompts ask for;
+    see `judge_answers`.
 
     Raises:
         UserError: they cannot be spread evenly, or a layout contradicts itself.

@@ -15,7 +15,7 @@ from windtunnel.rig import Rig
 
 from .job import Job, plan_job
 from .plan import make_plan, resolve
-from .text import hours_text
+from .text import dollars_text, hours_text
 from .types import Plan
 
 RIG_COLUMNS = ("rig", "stages", "time", "cost", "with waiting")
@@ -80,10 +80,10 @@ class SideBySide:
             said.append(("fastest", f"{fast.rig}: {hours_text(fast.hours)}"))
         if len(priced) > 1:
             cheap = min(priced, key=lambda rig: rig.dollars or 0.0)
-            said.append(("cheapest", f"{cheap.rig}: {_money(cheap.dollars)}"))
+            said.append(("cheapest", f"{cheap.rig}: {dollars_text(cheap.dollars)}"))
             if self.hour_value is not None:
                 best = min(priced, key=lambda rig: rig.waiting or 0.0)
-                waited = f"with ${self.hour_value:g} for an hour of waiting, {_money(best.waiting)}"
+                waited = f"with ${self.hour_value:g} for an hour of waiting, {dollars_text(best.waiting)}"
                 said.append(("cheapest", f"{best.rig}: {waited}"))
         return [*said, *(("cannot", f"{rig.rig}: {rig.reason}") for rig in self.rigs if rig.reason)]
 
@@ -91,10 +91,7 @@ class SideBySide:
 def compare_rigs(recipe: Recipe, rigs: Sequence[Rig], hour_value: float | None = None) -> SideBySide | None:
     """Plan the whole job on every rig, as long as the last one that can do it makes it; None where none can.
 
-    Args:
-        recipe: with all its stages.
-        rigs: at least one.
-        hour_value: dollars that an hour until the job is done is worth.
+    hour_value: dollars that an hour until the job is done is worth.
     """
     for target in reversed(rigs):
         try:
@@ -165,9 +162,5 @@ def _row(rig: RigTotal) -> tuple[str, ...]:
     if rig.reason:
         return (rig.rig, "cannot do it", "", "", "")
     stages = ", ".join(f"{name} {hours_text(hours)}" for name, hours in rig.stages)
-    waiting = "" if rig.waiting is None else _money(rig.waiting)
-    return (rig.rig, stages, hours_text(rig.hours), _money(rig.dollars), waiting)
-
-
-def _money(dollars: float | None) -> str:
-    return "no price" if dollars is None else f"${dollars:,.2f}"
+    waiting = "" if rig.waiting is None else dollars_text(rig.waiting)
+    return (rig.rig, stages, hours_text(rig.hours), dollars_text(rig.dollars), waiting)

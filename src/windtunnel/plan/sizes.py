@@ -18,8 +18,8 @@ from .types import Size
 if TYPE_CHECKING:
     from .plan import Draft
 
+# Drafts the stage on a rig; None: it is known at once that it does not fit.
 Drafting = Callable[[Rig], "Draft | None"]
-"""Drafts the stage on a rig; None: it is known at once that it does not fit."""
 
 
 def sizes_of(rig: Rig, draft: Drafting) -> tuple[Size, ...]:

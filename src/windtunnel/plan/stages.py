@@ -11,7 +11,7 @@ from windtunnel.rig import Rig
 
 from .ladder import Ladder, climb
 from .plan import make_plan, refuse
-from .text import count_text, hours_text, seconds_text, size_remarks
+from .text import count_text, dollars_text, hours_text, seconds_text, size_remarks
 from .types import Alternative, Plan
 
 STAGE_COLUMNS = ("stage", "steps", "tokens", "GiB a rank", "step", "time", "cost")
@@ -70,24 +70,8 @@ class StagedPlan:
         return {"fits": self.fits, "reasons": reasons, "stages": stages, "gates": self.gates, "total": total}
 
 
-def plan_stages(
-    recipe: Recipe,
-    rig: Rig,
-    vocab: int | None = None,
-    corpus_tokens: float | None = None,
-    *,
-    hours: float = 0.0,
-    dollars: float = 0.0,
-) -> StagedPlan:
-    """Plan every stage of a recipe; arguments as `make_plan`'s.
-
-    Args:
-        recipe: with its stages.
-        rig: what to train on.
-        vocab: tokens of the prepared vocabulary.
-        corpus_tokens: training tokens of one epoch.
-        hours: what runs before the first of these stages took of the budget.
-        dollars: what runs before the first of these stages took of the budget.
+def plan_stages(recipe: Recipe, rig: Rig, *, hours: float = 0.0, dollars: float = 0.0) -> StagedPlan:
+    """Plan every stage of a recipe. hours, dollars: what runs before the first of these stages took of the budget.
 
     Raises:
         UserError: as `make_plan`; a stage that does not fit, or that the stages before it leave no money for, comes
@@ -99,7 +83,7 @@ def plan_stages(
         paid = dollars + sum(before.plan.dollars or 0.0 for before in planned)
         # Of a limit that is for all stages it has what those before it leave.
         own = stage_recipe(recipe, stage.name, hours=taken, dollars=paid)
-        plan = make_plan(own, rig, vocab, corpus_tokens=corpus_tokens)
+        plan = make_plan(own, rig)
         # Alone it may well fit: what is wrong is the sum, and so the fix must name what all stages together take.
         if plan.steps < 1 and planned:
             plan = _unpaid(recipe, rig, stage.name, plan, planned, (hours, dollars))
@@ -177,7 +161,7 @@ def stage_rows(staged: StagedPlan) -> list[tuple[str, ...]]:
     if not any(stage.plan.fits for stage in staged.stages):
         return rows
     name = "total" if staged.fits else "those that fit"
-    return [*rows, (name, "", "", "", "", hours_text(staged.hours), _money(staged.dollars))]
+    return [*rows, (name, "", "", "", "", hours_text(staged.hours), dollars_text(staged.dollars))]
 
 
 def depth_warnings(staged: StagedPlan) -> list[str]:
@@ -194,7 +178,7 @@ def _row(name: str, plan: Plan) -> tuple[str, ...]:
     if not plan.fits:
         return (name, "", "", memory, step, "", "does not fit")
     steps, tokens = f"{plan.steps:,}", count_text(plan.tokens)
-    return (name, steps, tokens, memory, step, hours_text(plan.hours), _money(plan.dollars))
+    return (name, steps, tokens, memory, step, hours_text(plan.hours), dollars_text(plan.dollars))
 
 
 def stage_remarks(staged: StagedPlan) -> list[tuple[str, str]]:
@@ -228,7 +212,3 @@ def _round(plan: Plan) -> str:
     )
     judged = "; ".join(note for note in plan.notes if note.startswith("judging"))
     return f"{parts}{hidden}; {judged}" if judged else f"{parts}{hidden}"
-
-
-def _money(dollars: float | None) -> str:
-    return "no price" if dollars is None else f"${dollars:,.2f}"

@@ -13,8 +13,8 @@ from windtunnel.rig import Rig
 from .constants import Constants
 
 LAUNCHES = "kernel launches"
+# Of the links at which it was measured how much collectives slow computation down.
 FAST_LINK_GBS = 450.0
-"""Of the links at which it was measured how much collectives slow computation down."""
 
 
 @dataclass(frozen=True)

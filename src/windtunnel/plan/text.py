@@ -186,3 +186,8 @@ def hours_text(hours: float) -> str:
 def gib_text(gib: float) -> str:
     """Write an amount of memory or disk: MiB below a tenth of a GiB."""
     return f"{gib:,.2f} GiB" if gib >= 0.1 else f"{gib * 1024:,.1f} MiB"
+
+
+def dollars_text(dollars: float | None) -> str:
+    """Write an amount of dollars, or that no price is known."""
+    return "no price" if dollars is None else f"${dollars:,.2f}"
