@@ -11,6 +11,7 @@ from windtunnel.recipe import ArithmeticCorpus
 from .checks_answers import GARBAGE, Example, examples, has_reward, is_rl, open_reward, reward_of, robustness
 from .reward_process import Reply, RewardProcess
 
+# Seconds; thousands of answers a round are rewarded one after the other.
 SLOW_CALL, SLOWEST_CALL = 0.25, 2.0
 SLOW_IMPORT = 20.0
 LARGEST = 1e4
@@ -64,6 +65,7 @@ def values(context: Context, say: Say) -> Evidence:
     found = Findings()
     with open_reward(context) as reward:
         first = _round(reward, calls, say, "calling it")
+        # A reward that keeps state, or draws numbers, says something else then.
         again = list(reversed(_round(reward, list(reversed(calls)), say, "once more, in reverse order")))
         printed = reward.printed
     for (example, answer), one, two in zip(calls, first, again, strict=True):
@@ -135,6 +137,7 @@ def judgement(context: Context, say: Say) -> Evidence:
     with open_reward(context) as reward:
         scored = [(e, *_scores(reward, e)) for e in known]
         say(f"{len(scored)} examples scored")
+    # With made examples that is no proof: the reward may want a form which none of them has.
     if not given and len(_values(scored)) == 1:
         return Evidence(
             f"every made-up answer gets {scored[0][1]:g}: it may expect another form of prompt or answer",
@@ -193,6 +196,7 @@ def _judge(scored: list[Scored], found: Findings) -> None:
         found.problem(
             what, "turn its sign" if inverted else "the model will learn to write that: let it score lower", shows="first steps"
         )
+    # Only a warning: some rewards read the last line, and then the list's order decides.
     hedged = [(best, value) for _, best, _, value in scored if value >= best]
     if hedged:
         found.warn(

@@ -53,6 +53,7 @@ def examples(context: Context) -> list[Example]:
 # Examples of right and wrong answers: the user's own, or made for what the recipe trains on.
 
 KEYS = {"prompt", "good", "bad", "truth"}
+# Examples that are tried: each takes eight calls or so.
 MOST = 50
 GARBAGE = ("asdf qwer zxcv uiop", "!@#$%^&*()_+ {}[]", "the the the the the the the the")
 # Forms in which rewards commonly expect the answer, where the recipe gives no examples.
@@ -127,6 +128,7 @@ def made_examples(recipe: Recipe) -> Iterator[Example]:
 
 # Odd answers.
 
+# Shorter than a call may take in training: there are many of them.
 ODD_SECONDS = 5.0
 
 ODD_ANSWERS: tuple[tuple[str, str], ...] = (
@@ -173,6 +175,7 @@ def robustness(context: Context, say: Say) -> Evidence:
             if problem:
                 problems.setdefault(problem, []).append(name)
             hung += reply.ended == "hung"
+            # Each one waits for its time to be over, and the rest would say the same.
             if hung == 2:
                 break
         without = reward.call(example.prompt, example.good, None)

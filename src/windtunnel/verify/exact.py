@@ -50,6 +50,7 @@ class ExactVerifier:
         if fold not in get_args(Fold):
             raise UserError(f"exact task: fold is {shown(fold)}", f"one of {', '.join(get_args(Fold))}")
         verifier = ExactVerifier(answers, where, fold)
+        # An empty text would be found in every answer, or be what an empty one is.
         if not all(map(verifier._folded, answers)):
             raise UserError("exact task: 'answer' holds an empty text", "give a text that is right, or leave it out")
         return verifier
@@ -66,6 +67,7 @@ class ExactVerifier:
     def _matches(self, found: str, text: str) -> bool:
         if not self.within:
             return found == text
+        # Not \b: an accepted text may begin or end with a sign that is no letter.
         return re.search(rf"(?<!\w){re.escape(text)}(?!\w)", found) is not None
 
     def _folded(self, text: str) -> str:

@@ -45,6 +45,7 @@ def extract(answer: str, where: Where) -> str | None:
 
 def boxed(answer: str) -> str | None:
     r"""Return what stands in the last \boxed{...}, braces balanced."""
+    # The last one: models write down what they consider first.
     at = max((found.end() for found in BOX.finditer(answer)), default=-1)
     if at < 0:
         return None

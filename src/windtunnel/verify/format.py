@@ -61,6 +61,7 @@ class FormatVerifier:
             return refuse("format", "too-long", f"the answer has {len(answer):,} characters, at most {MOST_ANSWER:,}")
         if fault := self._tags(answer):
             return refuse("format", "tags", fault)
+        # An empty box has the form asked for, and would be the cheapest way to it.
         if self.boxed and empty_box(boxed(answer) or ""):
             return refuse("format", "not-boxed", "there is no \\boxed{...} with an answer in it")
         if self.schema is not None and (fault := self._json(answer)):
@@ -72,6 +73,7 @@ class FormatVerifier:
         outside = []
         for tag in self.tags:
             first, last = f"<{tag}>", f"</{tag}>"
+            # Twice is refused too: which of two answers counts is nothing to guess.
             if answer.count(first) != 1 or answer.count(last) != 1:
                 return f"{first}...{last} must stand exactly once"
             start, end = answer.find(first), answer.find(last)
@@ -86,8 +88,10 @@ class FormatVerifier:
         return ""
 
     def _json(self, answer: str) -> str:
+        # The last tag holds the answer itself, those before it what led there.
         text = tagged(answer, self.tags[-1]) if self.tags else answer
         try:
+            # Python takes NaN, and the last of two equal keys; other readers do not, so neither is JSON here.
             value = json.loads(text or "", parse_constant=_no_number, object_pairs_hook=without_doubles)
             return violation(value, {} if self.schema is None else self.schema)
         except (ValueError, RecursionError) as error:

@@ -14,6 +14,7 @@ from windtunnel.recipe import UserError
 from .sandbox import Layers, Outcome, Sandbox, SandboxJob
 from .types import Verdict, Verifier, broken
 
+# Once more than once: what fails twice on different workers fails because of the job.
 ATTEMPTS = 2
 
 
@@ -123,6 +124,7 @@ class Pool:
         """
         verdict: Future[Verdict] = Future()
         with self._room:
+            # Bounded, so that a trainer which writes faster than kernels are judged is held up, and no memory fills.
             while len(self._orders) >= self.capacity and not self._closed:
                 if not wait:
                     raise Full(f"{self.capacity} answers wait already")

@@ -29,6 +29,7 @@ class Probe:
 
 
 HEAD = "import torch\nimport torch.nn as nn\nimport triton\nimport triton.language as tl\n"
+# One of each kind that plans are made of: element by element, along rows with a reduction, a product with a loop.
 RELU = (
     HEAD
     + """
@@ -100,6 +101,7 @@ class ModelNew(nn.Module):
 
 def _changed(source: str, old: str, new: str) -> str:
     """Return the source with one thing else."""
+    # Else a probe would quietly be the right kernel.
     assert source.count(old) == 1, old
     return source.replace(old, new)
 
@@ -108,9 +110,11 @@ def _wrong(name: str, task: str, source: str, reasons: str) -> Probe:
     return Probe("kernel", name, task, source, frozenset(reasons.split()))
 
 
+# Each row is then stored by two programs, and which comes last decides.
 NEXT_ROW = "    tl.store(out_ptr + (row + 1) % tl.num_programs(0) * columns + at, x, mask=at < columns)\n"
 RACE = _changed(SOFTMAX, "    tl.store(", f"{NEXT_ROW}    tl.store(")
 SQUARE = {"cases": [{"function": "f", "args": [3], "expected": 9}, {"function": "f", "args": [-2], "expected": 4}]}
+# A wrong kernel breaks one rule alone: a judge that has lost this rule accepts it, and the test of itself fails.
 PROBES = (
     Probe("kernel", "an element-wise kernel", "relu", RELU),
     Probe("kernel", "a kernel over rows, in an answer with prose", "softmax", f"So:\n```python\n{SOFTMAX}```\nIt is fused."),

@@ -31,6 +31,7 @@ def read_text(name: str | Path, most: int, what: str, *, stdin: bool = False, cu
     if len(data) > most and not cut:
         raise UserError(f"{what} is longer than {most:,} bytes", "give a shorter one")
     try:
+        # A text that is cut may end within a character, which is no fault of it.
         return codecs.getincrementaldecoder("utf-8-sig")().decode(data, final=len(data) <= most)
     except UnicodeDecodeError as error:
         raise UserError(f"{what}: not UTF-8 text at byte {error.start}", "give text") from None
@@ -80,6 +81,7 @@ def without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _read(path: Path, most: int, what: str) -> bytes:
+    # Asked before it is opened: a device or a socket may never end, or answer.
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISFIFO(mode):
         raise UserError(f"{what} is a {_kind(mode)}", "name a file or a pipe")

@@ -26,12 +26,15 @@ from .sandbox.channel import ready
 from .sandbox.syscalls import SET_PDEATHSIG, prctl
 from .types import Verdict, accept, broken, refuse
 
+# By its path: it imports nothing of this package, whose modules a reward may shadow.
 CHILD = Path(__file__).with_name("reward_child.py")
+# In the environment of all that it starts, by which what leaves its session is found.
 MARK = "WINDTUNNEL_REWARD_CHECK"
 IMPORT_SECONDS = 60.0
 CALL_SECONDS = 10.0
 # After so many calls in a row that did not come back it is not called for so long: what it asks, a server perhaps, is gone.
 HUNG_IN_ROW, REST_SECONDS = 5, 60.0
+# Of what is resident: enough for a reward that loads a small model.
 MEMORY_BYTES = 4 << 30
 LOG = "reward.log"
 TAIL_BYTES = 4096
@@ -175,6 +178,7 @@ class RewardProcess:
         message, ended = self._receive(self._call_seconds)
         self._hung = self._hung + 1 if ended == "hung" else 0
         self._rests_until = time.monotonic() + REST_SECONDS
+        # A child of the reward's that came back here answers too, and its answers would be taken for the next calls'.
         if message is not None and (message.get("forked") or message["id"] != self._number):
             message, ended = None, "forked"
         if message is None:
@@ -217,6 +221,7 @@ class RewardProcess:
             )  # fmt: skip
         os.close(child_in)
         os.close(child_out)
+        # A reward that reads nothing would hold the writer for ever.
         os.set_blocking(self._to, False)
         message, ended = self._receive(IMPORT_SECONDS)
         if message is None:
@@ -323,6 +328,7 @@ class RewardProcess:
         """End processes that left the reward's session; how many there were."""
         import psutil
 
+        # What left the session is in no group that is known here: its environment tells it apart.
         found = 0
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
@@ -348,6 +354,7 @@ class FunctionVerifier:
         """Judge one answer."""
         with self.lock:
             reply = self.function.call(self.prompt, answer, self.truth)
+        # Neither right nor wrong: a reward that fails must not teach.
         if reply.value is None or not math.isfinite(reply.value):
             return broken("function", reply.problem or f"it returned {reply.value}")
         if reply.value >= ENOUGH:

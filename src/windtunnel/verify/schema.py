@@ -17,6 +17,7 @@ KINDS: dict[str, tuple[type, ...]] = {
     "object": (dict,), "array": (list,), "string": (str,), "number": (int, float), "integer": (int,), "boolean": (bool,),
     "null": (type(None),),
 }  # fmt: skip
+# Of a schema: both walks recurse.
 DEEPEST = 60
 MOST_NAME = 60
 
@@ -62,6 +63,7 @@ def _is_text(value: Any) -> bool:
 
 
 def _is_finite(value: Any) -> bool:
+    # Python reads 1e999 as infinity, and cannot ask a whole number of 400 digits whether it is finite.
     return is_number(value) and (isinstance(value, int) or math.isfinite(value))
 
 
@@ -116,6 +118,7 @@ KEYWORDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "description": TEXT,
     "$schema": TEXT,
 }
+# Each looks at values of its own type alone, as JSON Schema has it: "minimum" says nothing of a text.
 LIMITS = {
     "minimum": lambda value, most: not is_number(value) or value >= most,
     "maximum": lambda value, most: not is_number(value) or value <= most,
@@ -154,6 +157,7 @@ def _object(value: dict[str, Any], schema: Mapping[str, Any], where: str) -> str
     known = schema.get("properties", {})
     for name, inner in value.items():
         rule = known.get(name, schema.get("additionalProperties", True))
+        # The name is the answer's own, and of any length.
         if fault := violation(inner, rule, f"{where}.{name[:40]}"):
             return fault
     return ""
@@ -161,6 +165,7 @@ def _object(value: dict[str, Any], schema: Mapping[str, Any], where: str) -> str
 
 def _is(value: Any, kind: str) -> bool:
     if kind in ("number", "integer"):
+        # 2.0 is an integer in JSON Schema.
         return is_number(value) and (kind == "number" or isinstance(value, int) or value.is_integer())
     return isinstance(value, KINDS[kind])
 

@@ -56,6 +56,8 @@ class ByValues:
         outcome = self.first.runner.run(SandboxJob(NUMBERS, message, (), LIMITS))
         equal = outcome.message.get("equal") if outcome.finished else None
         times = {"total": time.monotonic() - started}
+        # Sets, texts and what takes too long have no values: two ways that agree by asking one are no second opinion, but no
+        # refusal either.
         if equal is None:
             return self.first.verify(answer)
         if equal:

@@ -67,11 +67,13 @@ def self_test(verifiers: Verifiers, kinds: Collection[str] = TESTED) -> SelfTest
     """Judge the known answers of these kinds, as many at once as there are workers; other kinds have none."""
     began = time.monotonic()
     probes = [probe for probe in PROBES if probe.kind in kinds]
+    # Once a task, not once an answer: a kernel's reference takes seconds.
     made = {(probe.kind, probe.named): _make(verifiers, probe) for probe in probes}
     with Pool(verifiers.workers, len(PROBES)) as pool:
         asked = [(probe, made[probe.kind, probe.named]) for probe in probes]
         futures = [one if isinstance(one, Verdict) else pool.submit(one, probe.answer, wait=True) for probe, one in asked]
         verdicts = [one if isinstance(one, Verdict) else one.result() for one in futures]
+    # In the order of the probes, whichever came first.
     trials = [Trial(probe, verdict, _fault(probe, verdict)) for probe, verdict in zip(probes, verdicts, strict=True)]
     return SelfTest(trials, _missing(verifiers), time.monotonic() - began)
 
@@ -94,6 +96,7 @@ def require_working(verifiers: Verifiers, kinds: Mapping[str, str]) -> None:
 def _missing(verifiers: Verifiers) -> list[str]:
     """Return what the sandbox does not protect from here; none where it is hardened."""
     try:
+        # Says also what a trial child could do: a layer that stands may yet protect from nothing.
         layers = verifiers.layers()
     except UserError as error:
         return [_short(error.message)]
@@ -125,6 +128,7 @@ def _fault(probe: Probe, verdict: Verdict) -> str:
         return _unsteady(probe, verdict) if verdict.accepted else f"{probe.name} is right, and refused ({said})"
     if verdict.accepted:
         return f"{probe.name} is wrong, and accepted"
+    # Refused for anything else, such as a compiler that is missing, it would be refused if it were right.
     if verdict.reason not in probe.reasons:
         return f"{probe.name} is refused for another reason than what is wrong with it ({said})"
     return ""
@@ -135,6 +139,7 @@ def _unsteady(probe: Probe, verdict: Verdict) -> str:
     cold = verdict.evidence.get("gpu", {}).get("cold")
     if cold is None:
         return ""
+    # A speed that is not steady is no reward.
     spread = (cold["high"] - cold["low"]) / cold["median"]
     if spread <= WIDEST_CLOCK:
         return ""

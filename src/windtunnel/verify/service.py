@@ -48,6 +48,7 @@ def serve(
         raise UserError(f"--tasks {tasks}: there is no such folder", "a folder of NAME.json and NAME.py files")
     workers = workers or len(os.sched_getaffinity(0))
     with contextlib.closing(listening(host, port)) as listener:
+        # Only once the address is known to be free: these imports take a second.
         from .kinds import Verifiers
         from .pool import Pool
         from .service_app import create_app
@@ -63,6 +64,7 @@ def serve(
                 )
             app = create_app(verifiers, pool, layers, access=access, max_body=MOST_BODY)
 
+            # In this order: what waits is told so before the workers that it waits for are gone.
             def over() -> None:
                 pool.stop()
                 verifiers.stop()

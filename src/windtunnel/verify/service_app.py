@@ -32,6 +32,7 @@ def create_app(verifiers: Verifiers, pool: Pool, layers: Layers, *, access: Acce
     layers: of the sandbox, told by GET /health.
     """
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    # /health without a key: what looks whether a service lives has none.
     app.add_middleware(Guard, access=access, max_body=max_body, public=("/health",))
     app.add_exception_handler(HTTPException, http_error)
 
@@ -56,6 +57,7 @@ def create_app(verifiers: Verifiers, pool: Pool, layers: Layers, *, access: Acce
             return error_response(error)
         except asyncio.CancelledError:  # it was told to stop, and the time for what is under way is over
             return error_response(APIError(503, "the service ends; nothing is known about this answer", code="stopping"))
+        # A client that looks at the status alone must not take a machine's fault for a wrong answer.
         return JSONResponse(verdict.as_json(), 503 if verdict.infrastructure else 200)
 
     return app

@@ -28,6 +28,7 @@ class Verdict:
     infrastructure: bool = False
 
     def __post_init__(self) -> None:
+        # A reward of 0 for a machine's fault would be learned from as if it were the answer's.
         assert self.infrastructure == (self.reward is None), "an infrastructure error has no reward; any judgement has one"
         assert not (self.accepted and self.infrastructure), "an infrastructure error judges nothing"
 

@@ -48,6 +48,7 @@ def cases_of_asserts(source: str, entry_point: str = "") -> list[Call]:
         raise UserError(f"asserts: line {error.lineno}: {error.msg}", FIX) from None
     except (ValueError, RecursionError, MemoryError):  # what Python's parser says of text that nests too deeply
         raise UserError("asserts: nested too deeply to be read", FIX) from None
+    # HumanEval says the name apart, other sets in the line check(f).
     entry_point = entry_point or next(filter(None, map(_checked, body)), "")
     return [_case(statement, names) for statement, names in _statements(body, entry_point)]
 
@@ -95,9 +96,11 @@ def _case(statement: ast.stmt, names: dict[str, str]) -> Call:
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             return _call(operand, False, line, names, truth=True)
         case ast.Compare(left=left, ops=[ast.Eq() | ast.Is() as op], comparators=[right]):
+            # Some write what is expected first.
             if _is_literal(left) and not _is_literal(right):
                 left, right = right, left
             expected = _literal(right, line)
+            # Of other values `is` depends on what Python happens to share.
             itself = isinstance(op, ast.Is) and (expected is None or isinstance(expected, bool))
             return _call(left, expected, line, names, itself=itself)
         case ast.Compare(
@@ -106,6 +109,7 @@ def _case(statement: ast.stmt, names: dict[str, str]) -> Call:
             comparators=[most],
         ):
             within = _number(most, line)
+            # Less, and not equal: `near` takes both ends for near.
             close = (0.0, math.nextafter(within, -math.inf) if isinstance(op, ast.Lt) else within)
             return _close(distance.left, distance.right, close, line, names)
         case ast.Call(func=ast.Name() | ast.Attribute() as func, args=[first, second]) as near if _is_close(func):

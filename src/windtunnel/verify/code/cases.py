@@ -53,6 +53,7 @@ def a_text(value: Any, key: str) -> str:
     if not isinstance(value, str):
         raise UserError(f"code task: {key} is not text", "give a string")
     try:
+        # Half of a surrogate pair is in no file that a child could read.
         value.encode()
     except UnicodeEncodeError:
         raise UserError(f"code task: {key} has half of a surrogate pair", "give text that can be written as UTF-8") from None

@@ -25,6 +25,7 @@ def matches(expected: Any, got: Any, *, tolerance: float = 0.0, any_sequence: bo
     def inside(a: Any, b: Any) -> bool:
         return matches(a, b, tolerance=tolerance, any_sequence=any_sequence)
 
+    # The tag decides before anything is built: what came is whatever the answer's process wrote.
     tag, body = tag_of(got)
     if isinstance(expected, list | tuple):
         tags = ("list", "tuple") if any_sequence else (type(expected).__name__,)
@@ -74,6 +75,7 @@ def _paired(members: Iterable[Any], forms: Sequence[Any], tolerance: float) -> l
             pairs.append((member[0], at))
         else:
             return None
+    # Two sets of numbers that differ by little match in this order, if they match in any.
     numbers.sort()
     if len(numbers) != len(wanted) or any(a == b for (a, _), (b, _) in pairwise(numbers)):  # no set holds one twice
         return None
@@ -152,6 +154,7 @@ def _number(word: str) -> float | None:
         number = float(word)
     except ValueError:  # no number, or more digits than Python reads
         return None
+    # 1e999 and 1e1000 would be the same.
     return None if math.isinf(number) and any(map(str.isdecimal, word)) else number
 
 

@@ -75,6 +75,7 @@ def _chosen(answer: str, name: str) -> _Block | None:
     # One without a language and without an end may be a fence too many.
     blocks = blocks or [block for block in plain if block.closed] or [block for block in plain if block.text.strip()]
     blocks = [block for block in blocks if _defines(block.text, name)] or blocks
+    # The last one: answers correct themselves.
     return blocks[-1] if blocks else None
 
 

@@ -28,6 +28,7 @@ def cases_of_pairs(inputs: Any, outputs: Any, function: str) -> list[Call | Prog
     cases: list[Call | Program] = []
     for at, (given, expected) in enumerate(zip(inputs, outputs, strict=True)):
         if function:
+            # APPS and TACO write one value either way.
             listed = isinstance(expected, list) and len(expected) == 1
             cases.append(Call(function, a_list(given, f"inputs[{at}]"), expected, listed=listed))
         else:
@@ -56,6 +57,7 @@ def case_of_record(case: Mapping[str, Any], function: str, key: str) -> Call | P
         return Program(given, expected)
     if not function:
         raise UserError(f"code task: {key} tests a function without a name", "name it: entry_point: f")
+    # One argument a line.
     lines = [line for line in given.split("\n") if line.strip()]
     return Call(function, [_json(line, f"{key}.input") for line in lines], _json(expected, f"{key}.output"))
 

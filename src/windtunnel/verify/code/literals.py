@@ -8,6 +8,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+# A task is data from anywhere: one line of it must not fill the judge's memory.
 MOST_VALUES = 100_000
 MOST_BITS = 100_000
 

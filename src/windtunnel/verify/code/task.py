@@ -133,5 +133,6 @@ def _check(case: Call | Program, where: str) -> None:
             form = encode(value)
         except NotPlain as error:
             raise UserError(f"{where}: {key} is {error}", "give plain values, less deeply nested") from None
+    # No answer could return it.
     if (size := len(json.dumps(form))) > MOST_EXPECTED:
         raise UserError(f"{where}: expected has {size:,} bytes as JSON, at most {MOST_EXPECTED:,}", "test with a smaller input")

@@ -14,9 +14,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+# A candidate chooses what it returns: neither walk may recurse as deep as it likes, nor be as long.
 MOST_DEPTH = 60
 MOST_VALUES = 1_000_000
 MOST_NAME = 100
+# Larger ones travel as text: other readers of JSON make floats of them, and Python limits the digits that it reads.
 EXACT_IN_JSON = 1 << 62
 # Plain class → the same of an instance of a class derived from it.
 HELD: dict[type, Callable[[Any], Any]] = {
@@ -65,6 +67,7 @@ def _encode(value: Any, depth: int, left: list[int]) -> Any:
     kind = type(value)
     if value is None or kind is bool or kind is str:
         return value
+    # By the very class first: most values are plain, and every one of them is asked.
     if kind not in HELD:
         value = _held(value)
         kind = type(value)
@@ -90,6 +93,7 @@ def _encode(value: Any, depth: int, left: list[int]) -> Any:
 
 def _held(value: Any) -> Any:
     """Return what an instance of a derived class holds, by its plain class's own methods."""
+    # An answer that uses no numpy need not pay for importing it.
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.generic):
         value = value.item()
@@ -135,6 +139,7 @@ def _decode(value: Any, depth: int) -> Any:
 
 def _tagged(tag: str, body: Any, depth: int) -> Any:
     if tag == "int":
+        # In base 16 Python reads any number of digits, in time that grows as they do.
         return int(body, 16)
     if tag == "float":
         return float(body)

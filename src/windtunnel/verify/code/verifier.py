@@ -42,6 +42,7 @@ class CodeVerifier:
         started = time.monotonic()
         if len(answer) > MOST_SOURCE:
             return refuse("syntax", "too-long", f"the answer has {len(answer):,} characters, at most {MOST_SOURCE:,}")
+        # Of several blocks the one that defines it counts: what follows may show its use.
         called = next((case.function for case in self.task.cases if isinstance(case, Call)), "")
         source = source_of(answer, called.partition(".")[0].removesuffix("()"))
         if not source.strip():
@@ -54,6 +55,7 @@ class CodeVerifier:
             if fault is None:
                 passed += 1
                 continue
+            # Of the tests before it nothing is told either: a retry asks them again.
             if fault.infrastructure:
                 return fault
             first = first or fault
@@ -80,6 +82,7 @@ class CodeVerifier:
         if outcome.status == "infrastructure":
             return broken("run", outcome.detail)
         where = f"test {at + 1} of {len(self.task.cases)}"
+        # A program may end itself with os._exit(0), as one that is run by itself may.
         ended = isinstance(case, Program) and outcome.status == "exited" and outcome.exit_code == 0
         if not outcome.finished and not ended:
             return self._failed(outcome, where, case)
@@ -109,12 +112,14 @@ class CodeVerifier:
             return refuse("tests", "not-plain", f"{where}: the answer returned {outcome.detail.partition(': ')[2]}")
         if kind == "NoFunction" and isinstance(case, Call):
             return refuse("tests", "no-function", f"{where}: the answer defines no function {case.function}")
+        # Only of the answer itself: code that it compiles later may raise the same.
         if outcome.phase == "load" and kind in ("SyntaxError", "IndentationError", "TabError"):
             return refuse("syntax", "syntax", f"the code does not parse: {outcome.detail}")
         reason, text = REASONS[outcome.status]
         if kind == "SystemExit":
             reason, text = "exited", "the code called exit: {detail}"
         stage = "run" if outcome.phase in ("", "load") else "tests"
+        # The error's text may quote the hidden input.
         detail = outcome.detail if self.task.reveal or outcome.status != "raised" else kind
         return refuse(stage, reason, f"{where}: {text.format(detail=detail)}{self._shown(case, None)}")
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from windtunnel.verify.code.fences import source_begins
 from windtunnel.verify.types import Verdict
 
+# KernelBench's name for what an answer defines.
 CANDIDATE = "ModelNew"
 # Of a kernel's judgement, in their order.
 STAGES = ("record", "compile", "tiny", "full", "timing")
@@ -40,12 +41,14 @@ def kernel_outcome(verdict: Verdict) -> KernelOutcome | None:
     """Return how far a kernel came; None where nothing is known, or the verdict is not a kernel's."""
     if verdict.infrastructure or verdict.stage not in STAGES:
         return None
+    # Without a GPU a verdict ends at an earlier stage, and accepted is accepted.
     passed = len(STAGES) if verdict.accepted else STAGES.index(verdict.stage)
     return KernelOutcome(passed > 0, passed > 1, verdict.accepted, _speedup(verdict))
 
 
 def speed_reward(verdict: Verdict) -> float | None:
     """Return PyTorch's time over the kernel's, at most MOST_SPEED: 0 for a kernel refused, None where nothing was timed."""
+    # A wrong kernel's speed is worth nothing, however fast it is.
     if verdict.infrastructure or not verdict.accepted:
         return verdict.reward
     ratio = _speedup(verdict)
@@ -55,6 +58,7 @@ def speed_reward(verdict: Verdict) -> float | None:
 def _speedup(verdict: Verdict) -> float | None:
     """Return eager PyTorch's time over that of a kernel which was accepted and timed."""
     ratios = verdict.evidence.get("gpu", {}).get("speedup", {}) if verdict.accepted else {}
+    # Against eager PyTorch, as KernelBench counts; what torch.compile makes of it is told beside.
     return ratios.get("eager")
 
 

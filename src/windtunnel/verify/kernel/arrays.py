@@ -49,6 +49,7 @@ class Array:
         """Return its elements as float64, or int64 for whole numbers."""
         raw = self.raw()
         if self.dtype == "bfloat16":
+            # bfloat16 is the upper half of a float32.
             return (raw.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
         return raw.astype(np.float64 if self.floating else np.int64)
 
@@ -62,10 +63,12 @@ def array_from(head: object, data: Buffer) -> Array | None:
     if not isinstance(head, dict):
         return None
     dtype, shape, stride = head.get("dtype"), head.get("shape"), head.get("stride")
+    # It comes from a child in which kernels ran: nothing is believed before it is looked at.
     if not isinstance(dtype, str) or dtype not in NUMPY or not _counts(shape) or not _counts(stride):
         return None
     assert isinstance(shape, list)
     assert isinstance(stride, list)
+    # Python's own product of whole numbers cannot overflow, as numpy's can.
     if len(shape) != len(stride) or math.prod(shape) * np.dtype(NUMPY[dtype]).itemsize != len(data):
         return None
     return Array(dtype, tuple(shape), tuple(stride), data)

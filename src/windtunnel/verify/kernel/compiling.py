@@ -59,6 +59,7 @@ def drawn_orders(plan: Plan, tried: Numbers | None = None) -> dict[int, list[int
     Ones alike come last, and choices of the same kernel have the same order, since what was compiled for one serves the other. A
     choice that was tried to its end is left out.
     """
+    # Not a seeded one: a candidate that could foretell the draw would make one configuration right.
     dice, known = random.SystemRandom(), dict[tuple[int, int], list[int]]()
     orders = {}
     for number, step in enumerate(plan.steps):
@@ -77,6 +78,7 @@ def _unlike_first(order: Sequence[int], step: Choice) -> list[int]:
     seen: dict[tuple[str, ...], int] = {}
     for at in order:
         seen.setdefault(tuple(inner.model_dump_json() for inner in step.choice[at]), at)
+    # Configurations that differ in nothing would be compiled and run twice, and others not at all.
     firsts = set(seen.values())
     return sorted(order, key=lambda at: at not in firsts)
 

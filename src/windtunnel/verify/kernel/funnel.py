@@ -28,6 +28,7 @@ MARK = "\ufeff"  # a byte order mark
 RAISED = ("raised", "construction-failed")
 MOST_BYTES, MOST_PROGRAMS = 1 << 30, 65_536  # of a plan at a tiny size
 HALF = "the correctness half: the interpreter ran it; full shapes and timing need a GPU"
+# Compiled for where there is no GPU to ask: what TARGET pretends too.
 HOPPER = 90
 
 
@@ -36,6 +37,7 @@ def candidate_of(answer: str) -> str:
     text = answer.removeprefix(MARK)
     if "```" not in text and "~~~" not in text:
         return text
+    # Parsing costs the judge its own memory and stack.
     if too_much(text) is None:
         with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
             ast.parse(text)
@@ -73,6 +75,7 @@ class KernelVerifier:
     ) -> None:
         self.task, self.runner, self.compiler, self.capability, self.gpu = task, runner, compiler, capability, gpu
         self.preparation = Preparation(task, trusted or runner)
+        # Many answers to one task come at once: what is asked of its reference is asked by the first, and the others wait.
         self._lock = threading.Lock()
         self._full: list[HostForm] | None = None
         self._long: LongSizes | None = None
@@ -146,6 +149,7 @@ class KernelVerifier:
         judging = CandidateStages(self, planned, plans[: len(forms)], forms, plans[len(forms) :], full, batch, clock)
         if only_full is not None:
             judging.evidence["tiny"] = only_full.message
+        # The cheap ones first: most answers are wrong, and most of these at once.
         for stage in (judging.compile, judging.tiny, judging.long, judging.on_gpu_first, judging.compile_rest, judging.on_gpu):
             try:
                 found = stage()
@@ -158,6 +162,7 @@ class KernelVerifier:
             "share": share(plans[0], batch.ready[0].work if forms else 0),
             "left": self._left(),
         }
+        # Where PyTorch may compute beside, only the part that kernels do is paid for.
         reward = evidence["share"] if self.task.operations == "any" else 1.0
         if self.gpu is None:
             words, stage_ = f"Right on every case of {HALF}.", "tiny"

@@ -42,7 +42,9 @@ LIMITS = Limits(
 )
 BASELINE_LIMITS = replace(LIMITS, wall_seconds=300, phases=((WAITING, WAIT_SECONDS), (TIMING, 120.0)))
 MOST_BYTES = 64 << 30  # of a plan's buffers
+# So many times as long as beside the reference: clocks are down, and a kernel need not slow down as a copy does.
 SLOWED = 1.5
+# Sets of inputs that calls draw from, so that what one call computed does not serve the next.
 TIMED_SETS = 3
 CALLS = 40
 
@@ -109,6 +111,7 @@ class GpuStages:
         self.calls = calls
         self.task, self.runner, self.trusted, self.device, self.size = task, runner, trusted, device, size
         self.clock, self.limits, self.index = clock, limits or LIMITS, index
+        # By the number that all processes of the machine know it by, whatever CUDA calls it in this one.
         self.use = None if index is None else gpu_path((seen_gpu(index) or SeenGPU(index)).number)
         self.memory = memory or GpuMemory.of(index)
         self.quick = device != "cpu"  # what the interpreter is slow at had better be left to this
@@ -177,6 +180,7 @@ class GpuStages:
         timed = runs.cases[-1].group
         if not runs.timed or rest is None or not compiled.lacks(timed, plans[timed]):
             return self._attempts(plans, compiled, runs, waits)
+        # Values first: every other configuration is compiled for a kernel alone that is right.
         first = self._attempts(plans, compiled, replace(runs, cases=runs.cases[: -runs.timed], timed=0), waits)
         if first.finding is not None:
             return first
@@ -190,6 +194,7 @@ class GpuStages:
         if runs.timed:
             self._measured_baseline(runs, plans, waits)
         result = self._judge(plans, compiled, runs, waits)
+        # Once more, with another seed: a neighbour on the GPU may have been what was wrong.
         if result.finding is not None and result.finding.reason in ("disturbed", "infrastructure"):
             result = self._judge(plans, compiled, replace(runs, seed=new_seed()), waits, again=True)
         return result
@@ -209,6 +214,7 @@ class GpuStages:
         try:
             return self._result(plans, runs, outcome, waits, again=again)
         finally:
+            # Gigabytes of outputs: they go as soon as they are judged.
             if outcome.kept is not None:
                 outcome.kept.close()
 
@@ -303,6 +309,7 @@ class GpuStages:
 
     def _measured_baseline(self, runs: Runs, plans: PlanOf, waits: Waits) -> dict[str, dict[str, Samples]]:
         """Return the reference's own times, taken once, alone on the GPU."""
+        # The first answer measures, the others wait: two at once would measure each other.
         with self._lock:
             if self._baseline is None:
                 with opened(self.use) as use:

@@ -23,6 +23,7 @@ from windtunnel.verify.kernel.record import HostForm, form_of
 from windtunnel.verify.kernel.task import Task
 from windtunnel.verify.sandbox import Runner
 
+# Of a candidate that names none, or a huge number that is no block.
 LEAST_BLOCK, MOST_BLOCK = 64, 1024
 MOST_DIMENSIONS = 6
 MOST_PROGRAMS = 600  # of a plan at one of these sizes

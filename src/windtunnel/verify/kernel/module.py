@@ -48,6 +48,7 @@ def tasks_of_module(
     asked = _asked(tree, inputs, where)
     made = _by_place(tree, chosen, _arguments("--init", init) if init is not None else _made(tree, chosen, where))
     kept = _without_examples(source, tree, chosen, ast.unparse(asked), ast.unparse(made))
+    # As it is, for a reference that does not run with sizes of its own lifted out of it.
     plain = f"{kept}\n\n{_written(chosen, asked, made)}"
     sizes = _Sizes()
     lifted = f"{kept}\n\n{sizes.assigned(asked, made)}{_written(chosen, sizes.visit(asked), sizes.visit(made))}"
@@ -85,6 +86,7 @@ def _asked(tree: ast.Module, inputs: str | None, where: str) -> ast.expr:
         if isinstance(node, ast.FunctionDef) and node.name in INPUTS:
             return ast.Call(ast.Name(node.name, ast.Load()), [], [])
         if isinstance(node, ast.Assign) and any(isinstance(target, ast.Name) and target.id in INPUTS for target in node.targets):
+            # A tensor that is made once when the file is imported would be the same for every case.
             return _WrittenOut(tree).visit(node.value)
     raise UserError(f"{where}: says no example inputs", HELP)
 
@@ -125,6 +127,7 @@ def _without_examples(source: str, tree: ast.Module, chosen: str, *written: str)
     """
     tensors = _WrittenOut(tree).made
     kept, gone = list(tree.body), list[ast.stmt]()
+    # What an example was made of may be needed by nothing else once that is gone.
     while True:
         used = _globals_of("\n".join([*map(ast.unparse, kept), *written]))
         more = [node for node in kept if _is_example(node, chosen, tensors) and not _assigned(node) & used]
@@ -133,6 +136,7 @@ def _without_examples(source: str, tree: ast.Module, chosen: str, *written: str)
         kept, gone = [node for node in kept if node not in more], [*gone, *more]
     lines: list[str] = source.splitlines(keepends=True)
     shared = {line for node in kept for line in _lines_of(node)}
+    # Two statements on one line: it stays.
     dropped = {line for node in gone for line in _lines_of(node)} - shared
     return "".join(line for number, line in enumerate(lines, 1) if number not in dropped)
 
@@ -189,6 +193,7 @@ def _by_place(tree: ast.Module, chosen: str, made: ast.Call) -> ast.Call:
     values: dict[str, ast.expr] = dict(zip(names[::-1], given.defaults[::-1], strict=False))
     named = {keyword.arg: keyword.value for keyword in made.keywords}
     by_name = [name for name in names if name in named]
+    # Up to the last that is named: those between take their defaults.
     last = max((names.index(name) + 1 for name in by_name), default=0)
     placed = list(made.args)
     for name in names[len(placed) : last]:

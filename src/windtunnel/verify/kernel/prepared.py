@@ -20,6 +20,7 @@ from windtunnel.verify.sandbox.types import Limits, MiB, Outcome, Runner, Sandbo
 ENTRY = "windtunnel.verify.kernel.child.reference:main"
 # Small sizes of a reference take milliseconds; one that needs more than this does not end, or is no task for the interpreter.
 LIMITS = Limits(wall_seconds=600, cpu_seconds=30, idle_seconds=60, memory_bytes=4096 * MiB, result_bytes=1024 * MiB)
+# Drawing takes a reference's run; a model that learns must not see the same hidden inputs for ever.
 USES_OF_A_BATCH = 64
 FLAT = "task {name}: its output is constant (or zero) within the tolerance, so a constant would be accepted"
 
@@ -147,6 +148,7 @@ def prepare(task: Task, runner: Runner, cases: Sequence[Case], count: bool = Fal
         else:
             again = {**message, "cases": [case.as_json()], "first": number, "count": False, "nearby": True}
             ready.append(_ready(case, answer, outcome.buffers, functools.cache(functools.partial(_errors, runner, again))))
+    # Of zeros everywhere the answer "return zeros" would be right.
     if all(is_flat(r, task) for r in ready if r.case.variation == "plain"):
         raise UserError(
             FLAT.format(name=task.name),

@@ -109,6 +109,7 @@ def file_forms(task: Task, runner: Runner, sizes: Sequence[str]) -> list[HostFor
     outcome = runner.run(job)
     if outcome.status == "infrastructure":
         raise ReferenceBroken(outcome.detail)
+    # The task's own file failed, and no candidate: said as such.
     if not outcome.finished or "wrong" in outcome.message:
         raise UserError(
             f"task {task.name}: its reference does not say its shapes: {outcome.message.get('wrong', outcome.detail)}",

@@ -33,6 +33,7 @@ def record(source: str, task: Task, recorder: Runner, trusted: Runner) -> tuple[
     plans, wrong = read_recorded(recorder.run(record_job(source, forms)), forms, task)
     if wrong is not None:
         return None, wrong
+    # Which long sizes a verdict asks for depends on the candidate's blocks, known only now.
     block = block_of([plan for form, plan in zip(forms, plans, strict=True) if form.size.startswith("tiny")])
     if more := LongSizes(task, trusted).forms(block):
         late, wrong = read_recorded(recorder.run(record_job(source, more)), more, task)
@@ -43,5 +44,6 @@ def record(source: str, task: Task, recorder: Runner, trusted: Runner) -> tuple[
         Recorded(form=Form(size=form.size, dtype=form.dtype, training=form.training), plan=plan)
         for form, plan in zip(forms, plans, strict=True)
     ]
+    # For people: a plan of another Triton may not compile here.
     versions = {name: version(name) for name in ("torch", "triton")}
     return Recording(task=task.name, made_with={"windtunnel": __version__, **versions}, plans=tuple(recorded)), None

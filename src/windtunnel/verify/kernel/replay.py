@@ -82,5 +82,6 @@ def share(plan: Plan, work: int) -> float:
         for value in launch.arguments.values()
         if isinstance(value, TensorValue)
     )
+    # Never less than what PyTorch did, or a share would be negative.
     whole = max(work, theirs + given if not work else theirs)
     return round(1 - theirs / whole, 4) if whole else 1.0

@@ -131,6 +131,7 @@ class CandidateStages:
             self.evidence["cases"] = []
             return None
         outcome, order, found = self._replayed(self.plans, self.forms, self.batch, GLANCE_SECONDS if self.of.glances else None)
+        # A kernel made for the file's own sizes may be wrong at tiny ones, and yet be right there.
         if self.of.glances and found is not None and _of_the_size(found, outcome, self._left_to_gpu()):
             self.evidence |= {"cases": [], "tiny": found.message}
             return None
@@ -212,6 +213,7 @@ class CandidateStages:
         plans = {form.group: plan for form, plan in pairs if form.group in groups}
         with self.clock("gpu"):
             result = self.of.gpu.judge(plans, self.compiled, runs, self._rest)
+        # Apart from the work: how long a candidate stood in the queue says nothing of it.
         for what, seconds in result.waits.items():
             self.clock.add(f"gpu wait for {what}", seconds)
         return result

@@ -22,6 +22,7 @@ SIZES = ("tiny", "tiny_ragged", "full", "full_ragged")
 DTYPES = ("float32", "float16", "bfloat16")
 VARIATIONS = ("plain", "scaled", "small", "negated", "large", "steep", "faint", "shifted")
 FAR_VARIATIONS = ("large", "shifted", "steep", "faint")  # the others are near what any input generator draws
+# Near what any input generator draws, so that a reference which is right there can be asked for them.
 DEFAULT_VARIATIONS = ("plain", "scaled", "small", "negated")
 UNDECLARED_VARIATIONS = (*DEFAULT_VARIATIONS, "large", "shifted")  # of files without TASK, as KernelBench's
 UNDECLARED_FRAGILE = ("large", "shifted")  # far beyond what such a file's own get_inputs() draws
@@ -156,6 +157,7 @@ def task_from_source(source: str, *, name: str, where: str = "the task") -> Task
             f"{where}: defines no {', '.join(missing)}",
             "a task file needs class Model(torch.nn.Module), get_inputs() and get_init_inputs() at module level",
         )
+    # Parsed, never run: a task file is run in a sandbox alone.
     declared = _declared(tree, where)
     defaults: dict[str, Any] = {"dtypes": (dtype_of(tree),)}
     if not declared:

@@ -96,6 +96,7 @@ def median_with_interval(seconds: Sequence[float]) -> Timing:
     ordered = sorted(seconds)
     count = len(ordered)
     assert count, "no samples"
+    # Of a binomial: how many of the calls lie below the true median.
     half = Z * math.sqrt(count) / 2
     low = max(0, math.floor(count / 2 - half))
     high = min(count - 1, math.ceil(count / 2 + half))

@@ -53,6 +53,7 @@ class Finding:
 
 def judge_compile(outcome: Outcome) -> Finding | None:
     """Return what is wrong with the candidate according to the compiling child, or None."""
+    # What the compiling child exits with where one kernel takes too long.
     if outcome.exit_code == signal.SIGXCPU:
         return Finding("compile", "timeout", f"Kernel {outcome.phase.partition(': ')[2]} takes too long to compile. {SLOW[True]}")
     if not outcome.finished:

@@ -28,6 +28,7 @@ def make() -> Path:
         OSError: the kernel has none here, or this process may not make one; says why.
     """
     own = _parent()
+    # A judge that was killed could not remove its own.
     _remove_left_over(own)
     group = own / f"{PREFIX}{os.getpid()}-{os.urandom(6).hex()}"
     group.mkdir()

@@ -15,11 +15,14 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+# At the file's beginning and of fixed length: it can be read while the child runs, and after any crash.
 PHASE_BYTES = 64
+# Written last, so that a reply which was cut off is none.
 MARK = b"windtunn"
 HEAD = struct.Struct("<Q8s")
 # Parsed by the judge, where a byte may become twenty; what is large belongs into buffers.
 MOST_JSON = 4 << 20
+# Each is an entry of a list that the judge makes.
 MOST_BUFFERS = 1 << 16
 REPLY_FD, REQUEST_FD = 3, 4
 # linux/fcntl.h
@@ -47,6 +50,7 @@ class Early:
         Raises:
             OverflowError: the reply's file is full.
         """
+        # The file's own length is the limit: it was sealed, and cannot grow.
         start, most = self.at, os.fstat(self.fd).st_size
         for piece in pieces:
             if self.at + memoryview(piece).nbytes > most:
@@ -93,12 +97,14 @@ def write_request(message: Mapping[str, Any], buffers: Buffers) -> int:
     """Return a sealed file descriptor that holds a request; the caller closes it."""
     import fcntl
 
+    # Under a key that no message has.
     body = json.dumps({**message, "": [memoryview(b).nbytes for b in buffers]}).encode()
     fd = os.memfd_create("request", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     _write_all(fd, HEAD.pack(len(body), MARK))
     _write_all(fd, body)
     for buffer in buffers:
         _write_all(fd, memoryview(buffer).cast("B"))
+    # Sealed, so that no child can change what the next one reads.
     fcntl.fcntl(fd, ADD_SEALS, SEAL_GROW | SEAL_SHRINK | SEAL_WRITE)
     return fd
 
@@ -175,6 +181,7 @@ def read_spans(fd: int) -> tuple[dict[str, Any], Spans] | None:
     if mark != MARK:
         return None
     size, at = os.fstat(fd).st_size, PHASE_BYTES + HEAD.size
+    # From here on nothing is believed: the file was written by whatever ran in the child.
     if length > min(size - at, MOST_JSON):
         raise BadReply(f"a message of {length:,} bytes is announced")
     try:
@@ -186,6 +193,7 @@ def read_spans(fd: int) -> tuple[dict[str, Any], Spans] | None:
     start, sizes = message.pop("@", at + length), message.pop("", None)
     if start not in (at + length, EARLY_AT) or not isinstance(sizes, list) or len(sizes) > MOST_BUFFERS:
         raise BadReply("the buffers' sizes are not told")
+    # Not isinstance: true is a number to it.
     if not all(type(n) is int and n >= 0 for n in sizes) or sum(sizes) > size - start:
         raise BadReply("the buffers' sizes do not fit the reply")
     spans = []

@@ -41,6 +41,7 @@ class Layers:
     @property
     def hardened(self) -> bool:
         """Every protection stands, and a trial child that tried to get past them could not."""
+        # None is not enough: nobody has tried.
         return not self.missing and self.breaches == ()
 
     def as_json(self) -> dict[str, object]:

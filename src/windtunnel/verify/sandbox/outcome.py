@@ -25,6 +25,7 @@ def judge_end(end: dict[str, Any], reply: int, log: int, limits: Limits, *, keep
     if end["ended"] == "setup":
         return infrastructure(f"the child could not lock itself in: {end['word'] or 'it died before'}")
     code = os.waitstatus_to_exitcode(end["status"])
+    # The child shares the place in the file with the judge: where it stands is how much was printed.
     printed = min(max(os.lseek(log, 0, os.SEEK_CUR), 0), limits.log_bytes)
     text = os.pread(log, printed, 0).decode("utf-8", "replace")
     common: dict[str, Any] = {
@@ -37,6 +38,7 @@ def judge_end(end: dict[str, Any], reply: int, log: int, limits: Limits, *, keep
         "cpu_seconds": end["cpu"],
         "peak_bytes": end["peak"],
     }
+    # What the worker saw counts before any reply: a candidate may have written one and gone on.
     stopped = _stopped(end, code, limits)
     if stopped:
         return Outcome(*stopped, **common)
@@ -72,6 +74,7 @@ def _kept(reply: int, common: dict[str, Any]) -> tuple[dict[str, Any], tuple[byt
 
 
 def _reply(body: dict[str, Any], buffers: tuple[bytes, ...], full: bool, limits: Limits, common: dict[str, Any]) -> Outcome:
+    # Written by our own code in the child, or by the candidate in its place.
     kind, message = body.get("kind"), body.get("reply")
     if not isinstance(message, dict):
         return Outcome("exited", "the reply was tampered with: no message", **common)

@@ -75,6 +75,7 @@ def enter(scratch: str, devices: tuple[str, ...], *, namespaces: bool = True) ->
         devices: files in /dev that the process may use.
         namespaces: False does as if the kernel gave none, as in most containers.
     """
+    # Each step may be refused by the kernel or a security module; what stands in the end is told, and judged by `Layers`.
     outer = Outer()
     readable = readable_paths(devices)
     root = os.geteuid() == 0
@@ -117,6 +118,7 @@ def _nobodys_namespace(scratch: str) -> None:
     gives ordinary users empty user namespaces.
     """
     _check_nobody(scratch)
+    # The number by which /proc knows this process, for the helper that stays outside.
     me = os.readlink("self", dir_fd=PROC_FD)
     wait, go = os.pipe()
     helper = os.fork()

@@ -31,6 +31,7 @@ def main(message: dict[str, Any], buffers: list[memoryview]) -> tuple[dict[str, 
     for what, attempt in trials.items():
         try:
             attempt()
+        # Refused by the kernel, as it should be.
         except OSError:
             continue
         worked.append(what)

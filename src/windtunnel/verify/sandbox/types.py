@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 from .channel import Kept
 
 MiB = 1 << 20
+# Above the numbers that a child's own files have, below those of copies on their way there (HIGH_FD).
 FILES_FROM = 40
 MOST_FILES = 8
 
@@ -35,6 +36,7 @@ class Limits:
     threads: int = 16
     file_bytes: int = 64 * MiB
     result_bytes: int = 64 * MiB
+    # A candidate that prints in a loop must not fill the judge's memory.
     log_bytes: int = 64 << 10
     open_files: int = 256
     phases: tuple[tuple[str, float], ...] = ()

@@ -21,9 +21,12 @@ from .removing import remove
 from .syscalls import NEWPID, libc, unshare
 from .types import Limits
 
+# Of a child that locks itself in: on a busy machine namespaces and mounts take their time.
 SETUP_SECONDS = 30.0
+# Often enough that a child which takes memory fast is seen before the kernel runs out of it.
 TICK_SECONDS = 0.02
 TICKS_BETWEEN_DISK = 5
+# Reading its threads costs more than a tick.
 IDLE_LOOK_SECONDS = 0.25
 JUDGE_GONE = "judge gone"
 
@@ -63,13 +66,16 @@ def supervise(child: int, pipe: int, control: socket.socket, limits: Limits, roo
     """
     watch = os.pidfd_open(child)
     seen = outside(watch, room)
+    # A fork shares the worker's pages: what it has at its start is not what the candidate took.
     base, held = resident(seen, room), resident(seen, room, ("VmRSS",))
     word = said(pipe)
+    # Not before: a child that waits for the machine to lock it in has not begun.
     started = time.monotonic()
     ended, peak = "setup", 0
     if word == READY:
         ended, peak = follow(watch, seen, control, limits, room, reply, base)
     wall = time.monotonic() - started
+    # In any case, also of one that ended by itself: it may have left processes and files.
     status, cpu, most = end(child, watch, room)
     if ended == JUDGE_GONE:
         os._exit(0)
@@ -103,6 +109,7 @@ def follow(
     clocks, idle = _Clocks(limits, reply), _Idle(limits, seen, room)
     while (left := clocks.left()) > 0:
         events = {fd for fd, _ in poll.poll(max(1, min(left, TICK_SECONDS) * 1000))}
+        # Its end comes first: what is read of a child that is gone is nothing.
         if watch in events or done in events:
             return "", peak
         if control.fileno() in events:
@@ -110,9 +117,11 @@ def follow(
         if idle.too_long():
             return "idle", peak
         number += 1
+        # Limits on addresses bound each process by itself, and where a GPU is used there are none: here all of it is added up.
         peak = max(peak, _all_resident(seen, room, limits) - base)
         if peak > limits.memory_bytes:
             return "memory", peak
+        # Walking a folder that a candidate has filled takes long.
         if number % TICKS_BETWEEN_DISK == 0:
             if not room.mounts and _disk(room.scratch) > limits.file_bytes:
                 return "disk", peak
@@ -137,6 +146,7 @@ class _Clocks:
         """Return the seconds until the clock that runs now has run out; none when any has."""
         now = time.monotonic()
         passed, self.looked = now - self.looked, now
+        # The child's own word, which is trusted for jobs that name phases: those run no candidate's code.
         phase = read_phase(self.reply).partition(":")[0] if self.own else ""
         if phase in self.own:
             self.by_phase[phase] += passed
@@ -159,6 +169,7 @@ class _Idle:
             return False
         self.next = now + IDLE_LOOK_SECONDS
         used = cpu_of(self.seen, self.room)
+        # On a busy machine a thread may be ready to run for long, and not run.
         if used > self.used or _wants_cpu(self.seen, self.room):
             self.used, self.since = used, now
         return now - self.since >= self.most

@@ -68,8 +68,10 @@ class Sandbox:
                 "the sandbox is made of Linux's namespaces, Landlock and seccomp",
                 IN_A_CONTAINER,
             )
+        # What a worker is told, and a twin's too.
         self._setup: dict[str, Any] = {"devices": list(devices), "namespaces": namespaces, "lasting": lasting}
         self._template = template or Template(preload, environment or {})
+        # The last user ends the process that all are forks of.
         self._template.users += 1
         self._lock = threading.Lock()
         self._worker: _Worker | None = None
@@ -228,6 +230,7 @@ class _Worker:
         request = write_request(job.message, job.buffers)
         reply, log = memory_file("reply", limits.result_bytes + 4096), memory_file("log", limits.log_bytes)
         try:
+            # Numbered: an answer that comes late must not be taken for the next job's.
             order = json.dumps({"job": number, "entry": job.entry, "limits": asdict(limits)}).encode()
             socket.send_fds(self.control, [order], [request, reply, log, *job.files])
             end = self._receive(limits.wall_seconds + sum(own for _, own in limits.phases) + GRACE_SECONDS)

@@ -42,11 +42,13 @@ def work() -> None:
     devices, was_root = tuple(setup["devices"]), os.geteuid() == 0
     entered = outer.enter(setup["scratch"], devices, namespaces=setup["namespaces"])
     entered.layers["memory cgroup"] = no_bound
+    # A process namespace begins with a child; this one stays as its stub, and ends as it does.
     if entered.active("process namespace") and (worker := os.fork()):
         control.close()
         _, status = os.waitpid(worker, 0)
         os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
     prctl(SET_PDEATHSIG, signal.SIGKILL)
+    # Without a namespace, what a candidate leaves behind becomes this process's own child, and can be found.
     prctl(SET_CHILD_SUBREAPER, 1)
     mounts = entered.active("mount namespace")
     room = Room(
@@ -77,6 +79,7 @@ def serve(control: socket.socket, room: Room, entered: outer.Outer, bound: Bound
     """Answer jobs one at a time, each in a child of its own or all in one that lasts."""
     gc.collect()
     gc.freeze()  # what is here now is not walked in the children, so its pages stay shared
+    # A collection would write to every page that children share.
     gc.disable()
     layers = _probe(room)
     entered.layers.update(layers)

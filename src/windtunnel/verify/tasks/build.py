@@ -13,6 +13,7 @@ Sizes = Mapping[str, Mapping[str, Number]]
 FORMS = ("plain", "scaled", "small", "negated")  # what every task without a narrower domain must bear
 LARGE = (*FORMS, "large")  # for tasks whose result stays finite on inputs in the hundreds (softmax, norms)
 
+# The form of KernelBench's files, so that models which know those are asked nothing new.
 _MODULE = '''import torch
 import torch.nn as nn
 import torch.nn.functional as F

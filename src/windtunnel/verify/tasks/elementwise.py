@@ -63,6 +63,7 @@ def _with_constants() -> Iterator[Task]:
             {"margin": (1.0, 0.5, 1.0, 2.0)},
         ),
     )
+    # Constants differ between sizes too: one that is written into a kernel is found out.
     for name, summary, body, constants in table:
         sizes = flat(**{key.upper(): row for key, row in constants.items()})
         yield task(name, summary, body, family="activation", level=1, sizes=sizes, init_inputs=by_name(*constants))

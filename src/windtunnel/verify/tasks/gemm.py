@@ -8,10 +8,13 @@ from functools import partial
 from windtunnel.verify.kernel.task import Task
 from windtunnel.verify.tasks.build import FORMS, drawn, grids, task
 
+# None of the ragged sizes is a multiple of a block: the last tile of each dimension is cut.
 _MNK = grids(M=(32, 19, 4096, 4001), N=(16, 21, 4096, 3001), K=(32, 69, 4096, 1999))
 _A, _B = drawn("M, K", "a"), drawn("K, N", "b")
+# So that outputs stay near 1, whatever the inner dimension.
 _WEIGHT = "torch.randn(outer, inner) / inner**0.5"
 _LINEAR = "F.linear(x, self.weight, self.bias)"
+# HEAD is always one that tl.dot takes whole: what is ragged is LENGTH.
 _HEADS = grids(BATCH=(2, 1, 8, 7), HEADS=(2, 3, 16, 12), LENGTH=(16, 21, 1024, 999), HEAD=(16, 32, 64, 64))
 
 

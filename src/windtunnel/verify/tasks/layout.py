@@ -8,8 +8,10 @@ from functools import partial
 from windtunnel.verify.kernel.task import Task
 from windtunnel.verify.tasks.build import LARGE, X, by_name, drawn, grids, task
 
+# Odd heights and widths in the ragged sizes: where a block of pixels ends is where kernels go wrong.
 _IMAGES = grids(BATCH=(2, 1, 32, 31), CHANNELS=(2, 3, 64, 48), OUT=(4, 2, 64, 80), HEIGHT=(4, 9, 56, 57), WIDTH=(8, 11, 56, 59))
 _IMAGE = drawn("BATCH, CHANNELS, HEIGHT, WIDTH", "x")
+# Even where pooling by two takes them: PyTorch drops what is left over, which says nothing of a kernel.
 _POOLED = grids(BATCH=(2, 1, 32, 31), CHANNELS=(3, 2, 64, 48), HEIGHT=(8, 14, 128, 126), WIDTH=(8, 22, 128, 130))
 
 
@@ -24,6 +26,7 @@ def tasks() -> Iterator[Task]:
 
 
 def _convolutions() -> Iterator[Task]:
+    # Weights are scaled by what is summed, so that outputs stay near 1.
     signal = drawn("BATCH, CHANNELS, LENGTH", "x")
     yield task(
         "conv1d_bias_relu",
@@ -104,6 +107,7 @@ def _rope() -> Iterator[Task]:
         sizes=grids(BATCH=(2, 1, 8, 7), HEADS=(2, 3, 16, 12), LENGTH=(8, 7, 2048, 1999), HEAD=(16, 12, 128, 96)),
         inputs=drawn("BATCH, HEADS, LENGTH, HEAD", "x") | drawn("LENGTH, HEAD // 2", "angle"),
     )
+    # Two conventions of which element turns with which: halves as in Llama, neighbours as in GPT-J.
     turn = "cos, sin = torch.cos(angle), torch.sin(angle)\na, b = {}\nreturn {}((a * cos - b * sin, b * cos + a * sin), -1){}"
     yield rope(
         "rope_halves",
@@ -152,6 +156,7 @@ def _scans() -> Iterator[Task]:
     scan = partial(task, family="scan", level=2)
     yield scan("cumsum_last", "Running sum along each row.", "torch.cumsum(x, -1)")
     yield scan("cumsum_exclusive", "Running sum along each row, without the element itself.", "torch.cumsum(x, -1) - x")
+    # Values alone: of equal elements the index is PyTorch's choice.
     yield scan("cummax_last", "Running maximum along each row.", "torch.cummax(x, -1).values", level=3, variations=LARGE)
     yield scan(
         "decay_scan",
@@ -160,12 +165,14 @@ def _scans() -> Iterator[Task]:
         "for t in range(x.shape[1]):\n    s = a[:, t] * s + x[:, t]\n"
         "    out.append(s)\nreturn torch.stack(out, 1)",
         level=3,
+        # Short rows: the reference goes through them column by column.
         sizes=grids(ROWS=(6, 133, 4096, 4093), COLS=(16, 13, 512, 499)),
         inputs=drawn("ROWS, COLS", "x", "gate"),
     )
 
 
 def _transposes() -> Iterator[Task]:
+    # Else .contiguous() on the host would be the whole answer.
     transpose = partial(task, family="transpose", level=1, host_copies=False)
     yield transpose("transpose", "The transpose of x as a contiguous tensor.", "x.t().contiguous()")
     yield transpose(

@@ -19,6 +19,7 @@ def rounded(values: np.ndarray) -> np.ndarray:
     """Return the nearest numbers that bfloat16 has, ties to even; what is not a number stays so."""
     given = np.ascontiguousarray(values, dtype=np.float32)
     bits = given.view(np.uint32)
+    # Half of the last place that is kept, less one where that is even.
     near = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & HIGH
     return np.where(np.isnan(given), given, near.view(np.float32))
 
@@ -26,6 +27,7 @@ def rounded(values: np.ndarray) -> np.ndarray:
 def bits_of(values: np.ndarray) -> np.ndarray:
     """Return the bits (uint16) of numbers that bfloat16 has."""
     whole = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    # Cutting off the lower half may leave an infinity of a NaN.
     quiet = np.where(np.isnan(values), np.uint32(0x7FC00000), whole)
     return (quiet >> np.uint32(16)).astype(np.uint16)
 

@@ -45,6 +45,7 @@ def build(kernels: Sequence[Kernel]) -> list[Any]:
 
     One that the compiler computes with is a @triton.constexpr_function.
     """
+    # One for each kernel: the same name may mean something else in another.
     spaces = [{LANGUAGE: tl, "__builtins__": __builtins__, "__name__": f"plan_{number}"} for number in range(len(kernels))]
     made = [_function(kernel, number, space) for number, (kernel, space) in enumerate(zip(kernels, spaces, strict=True))]
     for kernel, space in zip(kernels, spaces, strict=True):
@@ -75,6 +76,7 @@ def _function(kernel: Kernel, number: int, space: dict[str, Any]) -> Any:
     defined.body = [node for node in defined.body if not _says_nothing(node)] or [ast.Pass()]
     text = ast.unparse(ast.fix_missing_locations(defined)) + "\n"
     path = f"<kernel {number} of the plan>"
+    # Triton asks for a function's text where Python would: in its file.
     linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
     exec(compile(text, path, "exec"), space)
     function = space.pop(kernel.name) if kernel.name not in kernel.names else space[kernel.name]

@@ -61,6 +61,7 @@ class Kernels:
         for number, known in enumerate(self.functions):
             if known is function or (isinstance(known, ConstexprFunction) and known.fn is function.fn):
                 return number
+        # Its number first, then its text: a kernel that calls itself names it.
         number = len(self.functions)
         self.functions.append(function)
         self.made.append({})
@@ -113,6 +114,7 @@ class Kernels:
         """Return a constant or argument that is no tensor, for a plan."""
         if isinstance(value, tl.constexpr):
             value = value.value
+        # bool before int, which it is too.
         if value is None or isinstance(value, bool | str):
             return value if not isinstance(value, str) else str(value)
         if isinstance(value, int):
@@ -128,6 +130,7 @@ class Kernels:
         if isinstance(value, tuple | list | tl.tuple):
             kind = "list" if isinstance(value, list) else "tuple"
             return {kind: [self.plain(inner, what) for inner in value]}
+        # Numbers of numpy's and the candidate's own.
         for convert in ("__index__", "__float__"):
             if hasattr(type(value), convert) and not isinstance(value, torch.Tensor):
                 return self.plain({"__index__": int, "__float__": float}[convert](value), what)
@@ -198,6 +201,7 @@ class _Resolved(ast.NodeTransformer):
     def _named(self, place: str, value: Any) -> str:
         meaning = self.kernels.meaning(value, f"{place} in kernel {self.kernel}")
         name = place.replace(".", "_")
+        # Two modules may hold different things by one name, which are one name here.
         while name in self.local or self.names.get(name, meaning) != meaning or name.startswith("__"):
             name = f"of_{name}"
         self.names[name] = meaning

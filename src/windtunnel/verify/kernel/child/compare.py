@@ -78,6 +78,7 @@ def values_differ(
         if share == 0 or (mismatched and share <= mismatched and near):
             return None
         return Difference("wrong-values", f"{name} differs from the reference in {share:.1%} of its elements.")
+    # Before values: one NaN would make every distance NaN, which is more than nothing.
     broken = not_finite(given, own, exact, name, leave)
     if broken is not None:
         return broken
@@ -199,6 +200,7 @@ def drawn_part(tensor: torch.Tensor, seed: int) -> torch.Tensor:
     flat = tensor.contiguous().reshape(-1)
     whole = flat.numel() // BLOCK
     count = min(whole, MOST_BLOCKS)
+    # The first and the last always: mistakes of bounds are there.
     chosen = sorted({0, whole - 1, *random.Random(seed).sample(range(whole), count)})
     blocks = flat[: whole * BLOCK].view(whole, BLOCK)[torch.tensor(chosen, device=flat.device)]
     return torch.cat([blocks.reshape(-1), flat[whole * BLOCK :]])

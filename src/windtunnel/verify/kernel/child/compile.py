@@ -59,6 +59,8 @@ def main(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[dict[str, 
     try:
         with compiler.installed(), quietly():
             for number, (text, dtype) in enumerate(zip(message["plans"], message["dtypes"], strict=True)):
+                # Other forms differ in sizes alone, mostly: what compiles for the first is compiled for them only where it is
+                # new.
                 compiler.again = number == 0
                 compiler.depth = len(STAGES) if dtype == message["dtypes"][0] else 1
                 work = _Work(
@@ -152,6 +154,7 @@ class _Work:
             # Computed from a tiny size it may be none or three, and says nothing of the size that it is meant for.
             options["num_warps"] = 1 << max(warps - 1, 0).bit_length()
         try:
+            # Triton's own way, up to where it would launch: it specialises by alignment and by values, as on a GPU.
             self.kernels[launch.launch].run(grid=launch.grid, warmup=True, **values, **options)
         except _TooMuch:
             raise
@@ -203,6 +206,7 @@ def _in_time(name: str, seconds: float | None) -> Iterator[None]:
     # The first process of a namespace is not ended by a signal that it has no handler for, and one of Python's would wait.
     libc = ctypes.CDLL(None)
     libc.signal(signal.SIGXCPU, ctypes.cast(libc._exit, ctypes.c_void_p))
+    # The kernel counts whole seconds of all the process has used: the limit begins where that stands.
     began, (soft, hard) = _cpu_seconds(), resource.getrlimit(resource.RLIMIT_CPU)
     own = resource.getrusage(resource.RUSAGE_SELF)
     most = math.ceil(own.ru_utime + own.ru_stime + seconds)

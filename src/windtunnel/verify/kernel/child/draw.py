@@ -37,6 +37,7 @@ class Drawn:
         self.dtype, self.fixed, self.device = getattr(torch, dtype), fixed, device
         with torch.device(device), Here(device):
             _seed(seed, device)
+            # Under the seed too: some draw what they are made with.
             self.init = list(self.space["get_init_inputs"]())
             model = self.space["Model"](*self.init)
             _draw_parameters(model, fixed, small_variance=device == "cpu")
@@ -69,6 +70,7 @@ class Drawn:
     @torch.no_grad()
     def exact(self, inputs: list[Any]) -> list[torch.Tensor]:
         """Return the reference's outputs in float64."""
+        # A copy: a reference that keeps statistics would change them.
         model = copy.deepcopy(self.model).double()
         return self._called(model, [_double(value) for value in inputs])[0]
 

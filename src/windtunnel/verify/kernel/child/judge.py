@@ -74,6 +74,7 @@ def _first_wrong(message: dict[str, Any], outputs: Sequence[Buffer]) -> dict[str
     work: dict[str, Any] = {}
     flops: dict[str, int] = {}
     fragile: list[str] = []
+    # In the order in which they ran: cases of one group share a model, and the seed of each goes by its number.
     for number, (case, run) in enumerate(zip(message["cases"], message["runs"], strict=True)):
         key = (case["size"], case["dtype"])
         if group is None or key != group.key:
@@ -122,6 +123,7 @@ def compared(given: _Given, group: Group, variation: str, inputs: list[Any], own
         near = _as_exact(own)
         if _judged(given, group, variation, inputs, own, near, double=False) is None:
             return None
+        # Gigabytes: the answers in float64 take their place.
         del near
     exact = group.drawn.exact(inputs)
     if not _sensible(own, exact):
@@ -136,6 +138,8 @@ def compared(given: _Given, group: Group, variation: str, inputs: list[Any], own
             return None
     if variation == "plain":
         return Found(wrong.reason, wrong.message, False)
+    # Values beside the plain ones are the judge's idea, not the task's: where the reference itself cannot bear them, nobody is
+    # refused for them.
     leave = Leave(special=group.finite and not finite, digits=group.is_rough(own, exact), errors=errors)
     doubtful = leave != Leave(errors=errors) and (
         _judged(given, group, variation, inputs, own, exact, double=True, leave=leave) is None
@@ -196,6 +200,7 @@ def _baseline(message: dict[str, Any]) -> dict[str, Any]:
         case = message["cases"][-1]
         drawn = Drawn.of(message, case["size"], case["dtype"])
         sets = [drawn.inputs(case, message["seed"] + 1 + number) for number in range(message["timed"])]
+        # Once before anything is timed: libraries choose their algorithms at the first call.
         drawn.model(*sets[0])
         models = {"eager": drawn.model} if "eager" in message["baselines"] else {}
         if "compiled" in message["baselines"]:
@@ -217,6 +222,7 @@ def _baseline(message: dict[str, Any]) -> dict[str, Any]:
                     heat: measure(call, len(sets), message["calls"], cold=heat == "cold", dice=dice, device=message["device"])
                     for heat in ("cold", "warm")
                 }
+    # What was compiled for this task would stay in a process that serves many.
     torch._dynamo.reset()
     return found
 
@@ -272,6 +278,7 @@ class _Given:
         """
         heads = self.run.get("outputs")
         given_number = len(heads) if isinstance(heads, list) else 0
+        # What a list or tuple of one holds is not the tensor itself.
         if self.run.get("kind") != self.kind or given_number != len(owns):
             text = f"forward returned {self.run.get('kind')} of {given_number}, expected {self.kind} of {len(owns)}."
             return Difference("wrong-structure", text)

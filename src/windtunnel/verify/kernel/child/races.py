@@ -255,6 +255,8 @@ class Log:
             return "two programs store different values at one address"
         if self.torn:
             return "one tl.store has different values for one address"
+        # What is loaded after an atomic access may have been told that the other is done, but not of what that one does after its
+        # own last.
         if early.shared_with(stores) or late.shared_with(self.kept.whole().by_address()):
             return LOADS_WHAT_IS_STORED
         if not self.resumed and late.before(stores):

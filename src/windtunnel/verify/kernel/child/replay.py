@@ -89,6 +89,7 @@ class Replay:
         self.taken: dict[int, int] = {}
         self.blank = False
         self.last = ""  # the kernel that was started last
+        # Once: the order of a loop over thousands of launches is unfolded here, not in timed calls.
         self.steps = carried(plan)
         self.dtypes = {tensor.buffer: tensor.dtype for tensor in reversed(list(self._tensors()))}
         # The interpreter knows no warps and stages: what sets configurations apart is all else.

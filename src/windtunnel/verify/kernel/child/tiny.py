@@ -78,6 +78,7 @@ class _Whole:
                 if self.runs and self._late():
                     return
                 self.runs.append({"case": case["label"], **self._run(replay, parameters, case)})
+                # With the first case alone: where its output is there without a kernel, so it is in all.
                 if self.knocked is None and number == 0 and _is_made(plan):
                     replay.blank = True
                     self.knocked = self._run(replay, parameters, case)

@@ -47,6 +47,7 @@ def _quicken(builder: Any) -> None:
 
     def patch_once(function: Any) -> Any:
         """Patch the language and leave it so: restoring it after every call of tl.sum takes longer than the sum."""
+        # The interpreter patches the modules that a kernel's own file names, so each set of them once.
         modules = frozenset(id(v) for v in function.__globals__.values() if isinstance(v, ModuleType))
         if modules not in done:
             done.add(modules)
@@ -69,6 +70,7 @@ def _remember_types() -> None:
     def made(self: Any, element: Any, shape: Any) -> None:
         extents = [getattr(extent, "value", extent) for extent in shape]
         key = element.name, getattr(element, "address_space", 0), *extents
+        # True would find the key of 1: what is no plain whole number is left to the original.
         if all(type(extent) is int for extent in extents) and key in known:
             self.__dict__ = known[key]
             return
@@ -136,6 +138,7 @@ def _add_descriptor_atomics(builder: Any) -> None:
     def reduce(kind: Any, descriptor: Any, value: Any, offsets: Any) -> Any:
         pointers, mask = descriptor.materialize_pointers(offsets)
         operation = _operation(str(kind).rsplit(".", 1)[-1].upper(), pointers.get_element_ty())
+        # What lies outside of the descriptor's tensor stays as it is, as on a GPU.
         held = type(value)(mask, tl.int1)
         return builder.create_atomic_rmw(operation, pointers, value, held, ir.MEM_SEMANTIC.RELAXED, ir.MEM_SYNC_SCOPE.GPU)
 

@@ -13,6 +13,7 @@ import torch
 from windtunnel.verify.kernel.child.launchers import one_for_all
 from windtunnel.verify.kernel.child.warm_kernel import compile_to_the_end, own_cache
 
+# Those that Triton 3 compiles for, from Ampere on.
 CAPABILITIES = (80, 86, 89, 90, 100, 120)
 
 
@@ -49,6 +50,7 @@ def _driver() -> None:
     from triton.backends.nvidia.driver import CudaUtils
 
     utils = CudaUtils()
+    # Where each call makes another object, each has to be set up.
     if CudaUtils.__new__(CudaUtils) is utils:
         CudaUtils.__init__ = _is_set_up
 

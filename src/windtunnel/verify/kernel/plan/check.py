@@ -163,6 +163,7 @@ class _Checked:
         """Check each turn: that the step is there, and that its tensors lie in the buffers where they lie this time."""
         if not self.plan.order:
             return
+        # Once a step: an order of 65,536 turns repeats a few of them.
         needs = [_needs(step) for step in self.plan.steps]
         sizes, left, unused = self.plan.buffers, MOST_CARRIED, set(range(len(needs)))
         for turn, (number, *numbers) in enumerate(self.plan.order):
@@ -184,6 +185,7 @@ class _Checked:
             raise PlanRefused("bad-plan", f"{what} has {len(tensor.shape)} extents and {len(tensor.stride)} strides.")
         if tensor.buffer >= len(self.plan.buffers):
             raise PlanRefused("bad-plan", f"{what} lies in buffer {tensor.buffer}; there are {len(self.plan.buffers)}.")
+        # The end is Python's whole number: no stride is large enough to wrap around.
         if tensor.end > self.plan.buffers[tensor.buffer]:
             size = self.plan.buffers[tensor.buffer]
             raise PlanRefused("bad-plan", f"{what} ends at byte {tensor.end:,} of buffer {tensor.buffer}, which has {size:,}.")

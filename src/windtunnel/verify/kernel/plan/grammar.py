@@ -154,6 +154,7 @@ class _Check:
 
     def _global_names(self) -> None:
         for name, meaning in self.kernel.names.items():
+            # Names by which Python, or Triton's interpreter, finds what is its own.
             if name.startswith("__") or name in ("interpreter_semantic", "interpreter_builder"):
                 raise self._refusal(self.function, name)
             if isinstance(meaning, KernelValue) and meaning.kernel >= self.number:
@@ -166,10 +167,12 @@ class _Check:
                         raise self._refusal(self.function, f"the constant {name}")
 
     def _node(self, node: ast.AST, local: frozenset[str]) -> None:
+        # What Python will have tomorrow is refused as well: a list of what is forbidden would let it pass.
         if not isinstance(node, (*STATEMENTS, *EXPRESSIONS, *PARTS)):
             what = type(node).__name__.lower()
             raise self._refusal(node, f"{what} ({ast.unparse(node)[:LONGEST_SHOWN]})" if isinstance(node, ast.expr) else what)
         match node:
+            # Bytes and complex numbers: Triton has no use for them.
             case ast.Constant(value=value) if not isinstance(value, CONSTANTS):
                 raise self._refusal(node)
             case ast.Name():
@@ -180,6 +183,7 @@ class _Check:
                 raise self._refusal(node.value, f"**{ast.unparse(node.value)[:LONGEST_SHOWN]}")
             case ast.JoinedStr() if id(node) not in self.messages:
                 raise self._refusal(node)
+            # What is called has to have a name, by which it is looked up.
             case ast.Call() if not isinstance(node.func, ast.Name | ast.Attribute):
                 raise self._refusal(node)
             case ast.Compare(left=left, ops=signs, comparators=others) if any(isinstance(s, ast.Is | ast.IsNot) for s in signs):

@@ -61,6 +61,7 @@ def base_name(operation: str) -> str | None:
 def moves_only(operation: Operation) -> bool:
     """Return whether it copies, and converts nothing."""
     name = base_name(operation.operation)
+    # A copy into another dtype rounds, which is computing.
     dtypes = {tensor.dtype for tensor in (*tensors_of(operation), *(t for t in operation.results if t is not None))}
     return name in MOVES and len(dtypes) <= 1
 
@@ -97,5 +98,6 @@ def work_of(name: str, given: list[tuple[int, ...]], results: list[tuple[int, ..
     out = math.prod(results[0])
     if "conv" in name:
         return out * math.prod(given[1][1:]) if len(given) > 1 else largest
+    # addmm and its like have what is added first, the factors last.
     factor = given[-2] if len(given) > 1 else given[0]
     return out * (factor[-1] if factor else 1)

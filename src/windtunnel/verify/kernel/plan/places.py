@@ -31,6 +31,7 @@ def tensors_in(part: Any) -> Iterator[Tensor]:
             yield tensor
         case DescriptorValue(descriptor=made):
             yield made.base
+            # Hardware goes by these.
             yield made.base.model_copy(update={"shape": made.shape, "stride": made.strides})
         case ListValue(list=inner) | TupleValue(tuple=inner) | Choice(choice=inner) | tuple(inner):
             for one in inner:
@@ -54,6 +55,7 @@ def carried(plan: Plan) -> list[tuple[int, Step]]:
     if not plan.order:
         return list(enumerate(plan.steps))
     own = [list(places(step)) for step in plan.steps]
+    # Loops come back to the same places: making their tensors anew each time would take most of the time here.
     made: dict[tuple[int, Place], Tensor] = {}
     turns = []
     for number, *numbers in plan.order:
@@ -76,6 +78,7 @@ def _moved(part: Any, where: Mapping[Place, Place], made: dict[tuple[int, Place]
                 made[key] = part.model_copy(update={"buffer": place[0], "offset": place[1]})
             return made[key]
         case TensorValue(tensor=tensor):
+            # Without checks: what was checked once lies elsewhere, and is the same.
             return TensorValue.model_construct(tensor=moved(tensor))
         case DescriptorValue(descriptor=described):
             return DescriptorValue(descriptor=described.model_copy(update={"base": moved(described.base)}))

@@ -15,9 +15,11 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 MOST_DIMS = 16
+# Of all that a plan lists: each is read by the judge, and a candidate writes as many as it likes.
 MOST_KERNELS, MOST_BUFFERS, MOST_STEPS, MOST_GIVEN, MOST_OUTPUTS, MOST_CHOICES = 256, 1 << 16, 4096, 4096, 256, 256
 MOST_TURNS = 1 << 16  # of steps, where they come again
 TOO_LONG = "Its launch plan is too long: {}. Launch less often: loop in a kernel, or compute more in each launch."
+# As long as `bombs` lets pass.
 LONGEST_SOURCE = 100_000
 MOST_CONSTANT = 8 << 20  # bytes of one constant's text
 BYTES = {
@@ -25,8 +27,10 @@ BYTES = {
     "int16": 2, "int8": 1, "uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8, "bool": 1,
 }  # fmt: skip
 
+# No machine has so many bytes; and Python's whole numbers never wrap around.
 Count = Annotated[int, Field(ge=0, lt=1 << 48)]
 Index = Annotated[int, Field(ge=0, lt=1 << 16)]
+# Plain ASCII: Python takes letters that look alike for the same name.
 Word = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
 Dotted = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.]{0,199}$")]
 Dtype = Literal[
@@ -39,6 +43,7 @@ Extents = Annotated[tuple[Count, ...], Field(max_length=MOST_DIMS)]
 class Strict(BaseModel):
     """No key beside those named, no value of another type."""
 
+    # Else the text "3" would pass for a number, and true for 1: what is checked must be what is written.
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
@@ -184,6 +189,7 @@ class Launch(Strict):
     launch: Index
     grid: tuple[Count, Count, Count]
     arguments: dict[Word, Value]
+    # By name: others of the compiler's name files to link (extern_libs).
     options: dict[
         Literal["num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion", "launch_cooperative_grid", "launch_pdl"],
         bool | Annotated[int, Field(ge=0, le=1024)] | None,
@@ -288,11 +294,13 @@ class Recorded(Strict):
 class Recording(Strict):
     """What a file holds: plans of one candidate for one task. made_with: versions, for people."""
 
+    # Another number would be another form: refused, not guessed at.
     format: Literal[1] = 1
     task: Annotated[str, Field(max_length=200)] = ""
     made_with: dict[str, Annotated[str, Field(max_length=100)]] = {}
     plans: Annotated[tuple[Recorded, ...], Field(max_length=256)]
 
 
+# `Value` is defined after the first classes that name it.
 for model in (ListValue, TupleValue, Constant, Launch, Operation, Choice, Kernel, Plan, Recorded, Recording):
     model.model_rebuild()
