@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from .code import CodeTask, CodeVerifier
     from .exact import ExactVerifier
     from .extract import extract as part_of_answer
-    from .format import FormatVerifier
     from .kernel import (
         GpuMemory,
         GpuStages,
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
         tasks_of_module,
     )
     from .kernel import record as record_kernel
-    from .kinds import KINDS, Verifiers, read_json
+    from .kinds import Verifiers, read_json
     from .mathematics import MathVerifier
     from .pool import Full, Pool, Sandboxes
     from .reading import read_text
@@ -49,12 +48,10 @@ if TYPE_CHECKING:
     from .tasks import find as find_task
 
 __all__ = [
-    "KINDS",
     "TESTED",
     "CodeTask",
     "CodeVerifier",
     "ExactVerifier",
-    "FormatVerifier",
     "Full",
     "FunctionVerifier",
     "GpuMemory",

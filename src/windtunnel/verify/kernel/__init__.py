@@ -4,12 +4,8 @@ Nothing here imports torch or triton; what stands in `child` does, inside the sa
 """
 
 from windtunnel.verify.kernel.admission import GpuMemory
-from windtunnel.verify.kernel.answer import STAGES, KernelOutcome, kernel_outcome, plan_ends, speed_reward, stage_states
-from windtunnel.verify.kernel.funnel import (
-    KernelVerifier,
-    candidate_of,
-    judge_recording,
-)
+from windtunnel.verify.kernel.answer import KernelOutcome, kernel_outcome, plan_ends, speed_reward, stage_states
+from windtunnel.verify.kernel.funnel import KernelVerifier, candidate_of, judge_recording
 from windtunnel.verify.kernel.gpu import GpuStages
 from windtunnel.verify.kernel.module import tasks_of_module
 from windtunnel.verify.kernel.prepared import ReferenceBroken
@@ -18,7 +14,6 @@ from windtunnel.verify.kernel.task import Task, load_task, task_from_source
 from windtunnel.verify.kernel.workers import compiler_sandbox, gpu_sandbox, has_gpu, kernel_sandbox, reference_sandbox
 
 __all__ = [
-    "STAGES",
     "GpuMemory",
     "GpuStages",
     "KernelOutcome",

@@ -1,6 +1,6 @@
 """Runs code that nobody trusts: a fresh child of a warm worker for each candidate, locked in as far as the kernel allows."""
 
-from .channel import Early, Kept, note
+from .channel import Early, note
 from .layers import Layers
 from .paths import files_of_gpu, gpu_numbers
 from .types import FILES_FROM, Limits, MiB, Outcome, Runner, SandboxJob
@@ -9,7 +9,6 @@ from .worker import Sandbox
 __all__ = [
     "FILES_FROM",
     "Early",
-    "Kept",
     "Layers",
     "Limits",
     "MiB",

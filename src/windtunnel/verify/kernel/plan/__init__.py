@@ -3,32 +3,6 @@
 Nothing here imports torch or triton.
 """
 
-from windtunnel.verify.kernel.plan.schema import (
-    Choice,
-    Descriptor,
-    Form,
-    Given,
-    Kernel,
-    Launch,
-    Operation,
-    Plan,
-    Recorded,
-    Recording,
-    Step,
-    Tensor,
-)
+from windtunnel.verify.kernel.plan.schema import Choice, Form, Kernel, Launch, Operation, Plan, Recorded, Recording, Tensor
 
-__all__ = [
-    "Choice",
-    "Descriptor",
-    "Form",
-    "Given",
-    "Kernel",
-    "Launch",
-    "Operation",
-    "Plan",
-    "Recorded",
-    "Recording",
-    "Step",
-    "Tensor",
-]
+__all__ = ["Choice", "Form", "Kernel", "Launch", "Operation", "Plan", "Recorded", "Recording", "Tensor"]
