@@ -6,7 +6,7 @@ import pytest
 
 from windtunnel.model import hf_shape
 from windtunnel.plan import Step, load_hf_constants, make_plan, plan_job
-from windtunnel.plan.answering import Answering, plan_answering
+from windtunnel.plan.answering import SHARED_LAYER_SECONDS, Answering, plan_answering
 from windtunnel.plan.job import Questions
 from windtunnel.recipe import load_recipe
 from windtunnel.rig import Rig, parse_rig
@@ -48,7 +48,9 @@ def test_experts_lie_on_all_gpus_of_a_node_and_the_rest_on_each() -> None:
     # A pass reads all that is not experts, and of these those that some token chose: nearly two thirds where 32 choose 8 of 256.
     experts = shape.expert_parameters / 8
     assert made.step_seconds > (held - 0.37 * experts) / 4.8e12
-    assert made.prompt_seconds > made.step_seconds
+    # Rows of each layer's experts travel between GPUs, as measured on two; one GPU has none to wait for.
+    exchange = shape.layers * SHARED_LAYER_SECONDS
+    assert made.prompt_seconds > made.step_seconds - exchange > 0
 
 
 def test_many_tokens_a_pass_have_the_weights_written_in_bf16_first() -> None:

@@ -25,6 +25,9 @@ SCORING_PASSES = 2
 # Up to so many rows an expert on average its codes are multiplied by as they lie, at this share of the memory's bandwidth: 3.05
 # TB/s on an H200 for DeepSeek-V3's experts. With more they are written in bf16 first.
 FEW_ROWS, FEW_ROWS_BANDWIDTH = 32, 0.64
+# What a layer of a step takes beyond that where GPUs share the experts: rows that travel there and back, ranks that wait for one
+# another's hosts. Measured on two H200s with one and two layers of DeepSeek-V3 (benchmarks/results/moe-answers-h200.json).
+SHARED_LAYER_SECONDS = 0.0103
 
 
 @dataclass(frozen=True)
@@ -92,8 +95,9 @@ def plan_answering(shape: HFShape, asked: Asked, rig: Rig, c: HFConstants, *, sh
     # Keys and values of the answers under way, each half written.
     cache = at_once / ranks * _cached(shape, asked.prompt_tokens + answer / 2) / (bandwidth * c.decode_bandwidth)
     prompts = asked.prompts * (1 + SCORING_PASSES * scored)
+    step = one(at_once) + cache + (shape.layers * SHARED_LAYER_SECONDS if ranks > 1 else 0.0)
     steps = _steps(asked.prompts, at_once, answer, asked.answer_tokens, GROUP if scored else asked.prompts)
-    return Answering(ranks, at_once, weights, limit, one(asked.prompt_tokens), one(at_once) + cache, prompts, steps)
+    return Answering(ranks, at_once, weights, limit, one(asked.prompt_tokens), step, prompts, steps)
 
 
 def _expert_traffic(shape: HFShape, tokens: float, rig: Rig) -> tuple[float, float | None]:
