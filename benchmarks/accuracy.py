@@ -74,7 +74,11 @@ def _measured(found: dict[str, Any]) -> list[str]:
             ROW,
             [_measured_row(row) for row in sorted(found["configs"], key=lambda row: row["split"], reverse=True)],
         ),
-        *([f"{found['changes']['gathered']} Left out: {', '.join(found['left_out'])}."] if found.get("left_out") else []),
+        *(
+            [f"{found['changes']['gathered']} {found['changes']['in place']} Left out: {', '.join(found['left_out'])}."]
+            if found.get("left_out")
+            else []
+        ),
         "`benchmarks/planning_configs.yaml` has the configurations, `benchmarks/results/planning-h200.json` the measurements.",
     ]
 

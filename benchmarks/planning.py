@@ -108,6 +108,8 @@ def _config(entry: dict[str, Any], common: dict[str, Any], folder: Path) -> Conf
     keys[f"stages.{stage}.micro_batch"] = entry["micro_batch"]
     keys[f"stages.{stage}.batch_tokens"] = sequences * keys["model.sequence"]
     keys |= {f"layout.{name}": entry[name] for name in ("shard", "recompute") if name in entry}
+    if entry["recipe"] == "sft":
+        keys["layout.kept_blocks"] = 0  # as measured
     return Config(
         entry["name"], entry["recipe"], entry["split"], entry["gpus"], entry["micro_batch"], entry["accumulation"], keys
     )
@@ -255,13 +257,13 @@ def _line(entry: dict[str, Any]) -> str:
 
 # Reporting
 
-# The change of the engine (see a result's `changes`) before which steps held other memory than is planned now.
-OTHER_ENGINE = "gathered"
+# Changes of the engine (see a result's `changes`) before which steps held other memory than is planned now.
+OTHER_ENGINE = ("gathered", "in place")
 
 
 def again(entry: dict[str, Any]) -> bool:
     """Whether a measurement is of an engine that held other memory, and has to be made again."""
-    return OTHER_ENGINE in entry.get("before", ())
+    return not set(OTHER_ENGINE).isdisjoint(entry.get("before", ()))
 
 
 def compare(entry: dict[str, Any], config: Config) -> dict[str, Any]:

@@ -43,6 +43,7 @@ def test_as_many_are_kept_as_cost_the_peak_nothing() -> None:
         ("stages.sft.micro_batch=2",),  # the first micro-batch's gradients are there when the second begins
         ("model.adapter={rank: 16}", "stages.sft.master=true"),  # its peak is at the beginning of the backward pass
         ("layout.recompute=none",),
+        ("layout.kept_blocks=0",),
     ],
 )
 def test_where_there_is_no_room_none_is_kept(sets: tuple[str, ...]) -> None:

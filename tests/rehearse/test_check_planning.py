@@ -62,7 +62,7 @@ def test_budgets_that_cannot_work(sets: tuple[str, ...], on: str, words: str, sh
     [
         (("data.corpus.documents=100k",), "--yes"),
         (("budget.steps=100",), "of 100 steps are warm-up"),
-        (("budget.hours=0.05",), "starting up"),
+        (("budget.hours=0.02",), "starting up"),
         (("stages.pretrain.validate_every=1000000 steps",), "the first validation is due after the run's end"),
         (("budget.hours=0.2", "checkpoints.every=1 h"), "a run that is killed loses everything"),
     ],

@@ -199,7 +199,7 @@ class _Step:
             again = {"activations": (1 - share) * self.inputs + self.backward, **at_work, **self._copies(1 - share)}
             again |= {"gradients": self.block_gradients + cast} if kept else {"communication": cast}
             made = max(self.before, share * self.blocks_gradients)
-            self._note("backward, first block made again", (1.0, share), again, made, self.block)
+            self._note("backward, first block made again", (1.0, min(share, 0.95)), again, made, self.block)
         first = {"activations": self.kept_by_one + self.backward, **at_work, **self._copies(0.0)}
         if not kept:
             first["communication"] = cast

@@ -104,7 +104,9 @@ class HFTraining:
         alone = layout.ranks == 1 and layout.accumulation == 1 and layout.engine == OWN_ENGINE and not layout.recorded
         if layout.recompute != "block" or not alone or not layout.compile or self.sums.work.shares_experts:
             return best
-        for kept in range(self.sums.work.shape.layers - 1, 0, -1):
+        most = self.sums.work.shape.layers - 1
+        asked = self.sums.work.choice.kept_blocks
+        for kept in range(most if asked is None else min(asked, most), 0, -1):
             fuller = replace(layout, kept_blocks=kept)
             memory = self.memory(fuller)
             if memory.peak_gib <= best.peak_gib:

@@ -117,6 +117,11 @@ class LayoutChoice(Section):
         description="'block' keeps only the input of each block and computes the rest again; "
         "'step' (recursive models) the states between supervision steps",
     )
+    kept_blocks: int | None = Field(
+        None,
+        ge=0,
+        description="of recompute 'block': at most so many of the last are kept, where their memory costs the peak nothing",
+    )
     offload: Literal["none", "optimizer"] | None = Field(None, description="'optimizer' keeps optimizer states in CPU memory")
 
 
