@@ -104,7 +104,8 @@ def build_hf(
         elif weights == "fp8-experts":
             share_experts(blocks, expert_group(ranks.rank, ranks.world, expert), block_of_experts(folder))
     again = len(blocks) - kept_blocks if recompute == "block" else 0
-    if compile:
+    # Of experts on other ranks what surrounds them is compiled part by part, and made again without a compiler.
+    if compile and weights != "fp8-experts":
         work_in_place(blocks[:again])
     # Before sharding, after which each rank would count its own part alone.
     counts = _count(model)
