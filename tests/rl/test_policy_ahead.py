@@ -63,7 +63,7 @@ def test_what_was_ahead_and_is_gone_is_answered_anew(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_killed_at_random_moments_nothing_is_learned_twice_and_nothing_lost(tmp_path: Path) -> None:
-    sets = (*BESIDE, "stages.rl.overlap=2", "budget.steps=40", "checkpoints.every=3 steps")
+    sets = (*BESIDE, "stages.rl.overlap=2", "budget.steps=120", "checkpoints.every=3 steps")
     whole, halted = new_run(tmp_path, *sets), new_run(tmp_path, *sets)
     assert train_policy(whole) == 0
     draw, kills = random.Random(5), 0

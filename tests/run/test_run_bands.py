@@ -125,6 +125,11 @@ def test_flapping_around_a_limit_is_one_alert() -> None:
     assert [a.band for a in found] == ["memory"]
 
 
+def test_a_gradient_that_is_mostly_zero_is_no_measure_of_one_that_is_not() -> None:
+    """As of a policy whose answers mostly earn the same: its median was divided by."""
+    assert watch(at("gradient_norm", lambda v, s: v if s % 7 == 0 else 0.0, 0, 1000)) == []
+
+
 def test_no_targets_no_judgement() -> None:
     watcher = BandWatch(Bands())
     assert watch(at("tokens_per_second", lambda v, s: 1.0), watcher=watcher) == []

@@ -266,7 +266,8 @@ class BandWatch:
         # Large ones are added too: a median does not follow a few of them, and follows a norm that has come to stay.
         usual = statistics.median_high(self._norms) if len(self._norms) >= ENOUGH else None
         self._norms.append(norm)
-        if usual is None or replaced:
+        # Where most gradients are zero, as in a policy whose rewards are all equal, one that is not is no alarm.
+        if not usual or replaced:
             return None
         if norm <= self._bands.gradient_norm_warn * usual:
             self._clear_after("gradient_norm", good=10)
