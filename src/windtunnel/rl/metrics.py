@@ -76,7 +76,10 @@ class RoundSums:
             "stale": math.fsum(float((version - s.token_versions + later).sum()) for s in learned),
             "too_old": sum(version - s.version > stage.overlap * stage.updates for s in learned),
             "prompt_tokens": sum(len(s.prompt.ids) for s in learned), "answer_tokens": sum(len(s.tokens) for s in learned),
-        } | _of_tokens(losses) | sum_signs(found, stage) | spent  # fmt: skip
+        } | sum_signs(found, stage) | spent  # fmt: skip
+        judged, accepted = _judged(everything, rewards), sketches(found, stage)
+        # Last, for it waits for the GPU, which is still learning.
+        sums |= _of_tokens(losses)
         if stage.in_flight:
             sums |= {"taken": len(learned), "mixed": sum(sample.versions is not None for sample in learned)}
         most = {
@@ -84,7 +87,6 @@ class RoundSums:
             "stalest": float(max((version - s.version for s in learned), default=0) + stage.updates - 1),
             "longest": float(max((len(s.tokens) for s in everything), default=0)), **_largest(losses),
         }  # fmt: skip
-        judged, accepted = _judged(everything, rewards), sketches(found, stage)
         return cls({name: float(value) for name, value in sums.items()}, most, judged, dict(answered.metrics), accepted)
 
 

@@ -61,6 +61,8 @@ def _is_plain(module: nn.Module) -> bool:
 
 def _adapted_linear(module: nn.Module) -> nn.Linear | None:
     """Return the frozen layer of a linear layer with one plain adapter; None of any other module."""
+    if not hasattr(module, "lora_A"):
+        return None  # before peft is imported, which takes a second that training of all weights need not wait
     from peft.tuners.lora import Linear
 
     if type(module) is not Linear or module.active_adapters != ["default"] or module.lora_variant:
