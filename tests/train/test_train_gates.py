@@ -55,6 +55,8 @@ def test_percents_of_a_loss_near_nothing_are_noise() -> None:
     gates = Gates(utilisation=None)
     learnt = {"loss": points(lambda step: max(2.0 * 0.9**step, 0.001 * (1.03 if step % 40 < 20 else 1.0)))}
     assert judged(learnt, kernels, gates)["decreasing"].held
+    by_heart = {"loss": points(lambda step: max(0.0, 2.0 - step / 40))}
+    assert judged(by_heart, kernels, gates)["decreasing"].held
     rising = {"loss": points(lambda step: 1.0 + (0.05 if 80 < step <= 100 else -step / 1000))}
     found = judged(rising, kernels, gates)["decreasing"]
     assert not found.held

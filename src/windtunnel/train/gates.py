@@ -113,15 +113,20 @@ def _decreasing(points: Sequence[Point], settings: Settings, limit: str, stage: 
     # In the middle a spike to NaN may have been gone back from; at the end it is what the run leaves.
     if not all(math.isfinite(loss) for loss in losses[-(len(losses) // PARTS) :]) or not all(map(math.isfinite, medians)):
         return GateResult("decreasing", False, math.nan, "not finite", limit, not_finite(settings))
-    fall = 100 * (medians[0] - medians[-1]) / medians[0]
+    fall = _percent(medians[0] - medians[-1], medians[0])
     # Against the lowest before, not the one before: a slow climb would pass each single comparison.
     rises = [(loss, min(medians[:i])) for i, loss in enumerate(medians) if i]
-    rise = max(100 * (loss / least - 1) for loss, least in rises)
+    rise = max(_percent(loss - least, least) for loss, least in rises)
     held = fall > 0 and not any(_rises(loss, least) for loss, least in rises)
     # A rise that was recovered from is noise of too small batches; one at the end goes on.
     at_end = fall <= 0 or _rises(medians[-1], min(medians))
     advice = None if held else ADVICE["diverging"] if at_end else ADVICE["spiky"].format(stage=stage)
     return GateResult("decreasing", held, [fall, max(0.0, rise)], f"{fall:.1f} % down, {max(0.0, rise):.1f} % up", limit, advice)
+
+
+def _percent(change: float, of: float) -> float:
+    """Return a change in percent; of a loss of zero, as small data learned by heart has, there are none."""
+    return 100 * change / of if of else 0.0
 
 
 def _rises(loss: float, least: float) -> bool:
