@@ -21,12 +21,6 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 RESULTS = BENCHMARKS / "results" / "planning-h200.json"
 
 
-@pytest.fixture(autouse=True)
-def no_user_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.delenv("WINDTUNNEL_CALIBRATION", raising=False)
-
-
 @pytest.fixture
 def planning(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The benchmark's reader of configurations."""

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -16,13 +15,6 @@ from windtunnel.plan.sharing import grpo_workload
 from windtunnel.recipe import MEGATRON, OWN_ENGINE, Recipe, UserError, load_recipe, stage_recipe
 from windtunnel.rig import parse_rig
 from windtunnel.rl.engine_share import engines_of
-
-
-@pytest.fixture(autouse=True)
-def no_user_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    for name in ("WINDTUNNEL_RIGS", "WINDTUNNEL_PRICE", "WINDTUNNEL_CALIBRATION"):
-        monkeypatch.delenv(name, raising=False)
 
 
 def rl(*overrides: str) -> Recipe:

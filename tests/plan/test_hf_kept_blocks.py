@@ -1,7 +1,5 @@
 """Plans that compute blocks again but for the last ones, which the peak at the end of the backward pass leaves room for."""
 
-from pathlib import Path
-
 import pytest
 
 from windtunnel.plan import Plan, make_plan
@@ -12,13 +10,6 @@ WHOLE = (
     "model.config=qwen2.5-7b", "model.adapter=null", "model.sequence=4096", "stages.sft.batch_tokens=16384",
     "stages.sft.micro_batch=4", "layout.recompute=block", "stages.sft.master=false", "stages.sft.graphs=false",
 )  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def no_user_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    for name in ("WINDTUNNEL_RIGS", "WINDTUNNEL_PRICE", "WINDTUNNEL_CALIBRATION"):
-        monkeypatch.delenv(name, raising=False)
 
 
 def plan(rig: str, *sets: str) -> Plan:

@@ -26,13 +26,6 @@ DEEPSEEK = "model.config=deepseek-v3"
 ON_ATTENTION = "model.adapter.targets=attention"
 
 
-@pytest.fixture(autouse=True)
-def no_user_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    for name in ("WINDTUNNEL_RIGS", "WINDTUNNEL_PRICE", "WINDTUNNEL_CALIBRATION"):
-        monkeypatch.delenv(name, raising=False)
-
-
 def finetune(*overrides: str) -> Recipe:
     return load_recipe("sft", overrides)
 

@@ -16,13 +16,6 @@ SMALL = (
 GRAPHS = "stages.sft.graphs=true"
 
 
-@pytest.fixture(autouse=True)
-def no_user_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    for name in ("WINDTUNNEL_RIGS", "WINDTUNNEL_PRICE", "WINDTUNNEL_CALIBRATION"):
-        monkeypatch.delenv(name, raising=False)
-
-
 def plan(rig: str, *sets: str) -> Plan:
     return make_plan(load_recipe("sft", (*SMALL, *sets)), parse_rig(rig))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -15,13 +14,6 @@ from windtunnel.rig import parse_rig
 
 SEED = ("cpu@$0", "g5.xlarge", "g5.12xlarge", "p5.48xlarge")
 WIDTH = 100
-
-
-@pytest.fixture(autouse=True)
-def no_user_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    for name in ("WINDTUNNEL_RIGS", "WINDTUNNEL_PRICE", "WINDTUNNEL_CALIBRATION"):
-        monkeypatch.delenv(name, raising=False)
 
 
 def charlm(*overrides: str) -> Recipe:

@@ -24,13 +24,6 @@ KEYS = {
 }  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def no_user_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    for name in ("WINDTUNNEL_RIGS", "WINDTUNNEL_PRICE"):
-        monkeypatch.delenv(name, raising=False)
-
-
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 

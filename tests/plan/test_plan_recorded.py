@@ -17,13 +17,6 @@ BOUND_BY_THE_GPU = ("stages.pretrain.batch_tokens=32768", "stages.pretrain.micro
 LAUNCHED = "stages.pretrain.graphs=false"
 
 
-@pytest.fixture(autouse=True)
-def no_user_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    for name in ("WINDTUNNEL_RIGS", "WINDTUNNEL_PRICE", "WINDTUNNEL_CALIBRATION"):
-        monkeypatch.delenv(name, raising=False)
-
-
 def trm(*sets: str) -> Recipe:
     """The first stage."""
     return stage_recipe(load_recipe("trm", sets), "validation")

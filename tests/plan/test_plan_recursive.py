@@ -1,7 +1,6 @@
 """Plans of recursive GPTs: every pass is counted, what is kept at once, what is computed again, and refusals that help."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -14,13 +13,6 @@ from windtunnel.rig import parse_rig
 VOCAB = 50_304
 SEED = ("stages.pretrain.batch_tokens=65536", "model.mlp_ratio=4")
 """The phase-1 shape that the job comes from: d12, 64 sequences of 1,024 on a GPU, hidden width 4 x dim."""
-
-
-@pytest.fixture(autouse=True)
-def no_user_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    for name in ("WINDTUNNEL_RIGS", "WINDTUNNEL_PRICE"):
-        monkeypatch.delenv(name, raising=False)
 
 
 def trm(*sets: str) -> Recipe:

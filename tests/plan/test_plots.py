@@ -17,12 +17,6 @@ from windtunnel.rig import parse_rig
 from windtunnel.watch import PlanRow, Report, write_report
 
 
-@pytest.fixture(autouse=True)
-def no_user_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.delenv("WINDTUNNEL_CALIBRATION", raising=False)
-
-
 def plan_for(rig: str, *overrides: str) -> Plan:
     return make_plan(load_recipe("charlm", overrides), parse_rig(rig))
 

@@ -15,13 +15,6 @@ from windtunnel.rig import parse_rig
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
-@pytest.fixture(autouse=True)
-def no_user_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    for name in ("WINDTUNNEL_RIGS", "WINDTUNNEL_PRICE", "WINDTUNNEL_CALIBRATION"):
-        monkeypatch.delenv(name, raising=False)
-
-
 @pytest.fixture
 def planning(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The benchmark's reader of configurations."""

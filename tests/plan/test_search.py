@@ -1,7 +1,6 @@
 """The layout search leaves out what cannot be chosen, and chooses what a search over everything would."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -20,13 +19,6 @@ from windtunnel.rig import Rig, parse_rig
 
 LORA = "model.adapter.rank=16"
 GPUS = ("A10G", "A100-80", "H100", "H200", "RTX 4090")
-
-
-@pytest.fixture(autouse=True)
-def no_user_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    for name in ("WINDTUNNEL_RIGS", "WINDTUNNEL_PRICE", "WINDTUNNEL_CALIBRATION"):
-        monkeypatch.delenv(name, raising=False)
 
 
 def recipe(kind: str, model: str, *sets: str) -> Recipe:

@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
 from windtunnel.plan import compare_rigs, plan_stages
 from windtunnel.recipe import load_recipe
 from windtunnel.rig import parse_rig
-
-
-@pytest.fixture(autouse=True)
-def no_user_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    for name in ("WINDTUNNEL_RIGS", "WINDTUNNEL_PRICE", "WINDTUNNEL_CALIBRATION"):
-        monkeypatch.delenv(name, raising=False)
 
 
 def test_the_slow_rig_does_the_same_job_and_waiting_decides() -> None:
