@@ -86,7 +86,7 @@ class HFTraining:
         """
         found = search(self, rig, ranks, less_gib)
         if found is not None:
-            return replace(found, best=self._keeping(found.best, rig))
+            return replace(found, best=self._with_kept_blocks(found.best, rig))
         work = self.sums.work
         keys = ", ".join(f"layout.{key}={value}" for key, value in work.choice.model_dump().items() if value is not None)
         raise UserError(
@@ -94,11 +94,11 @@ class HFTraining:
             "more GPUs, or leave layout's keys null and let the plan search",
         )
 
-    def _keeping(self, best: Candidate, rig: Rig) -> Candidate:
-        """Return a layout that computes blocks again, but keeps as many of the last as cost its peak nothing.
+    def _with_kept_blocks(self, best: Candidate, rig: Rig) -> Candidate:
+        """Return a layout that recomputes blocks with as many of the last ones kept instead as do not raise its peak.
 
-        Where all weights are trained the peak is at the end of the backward pass, when all gradients are there: at its
-        beginning there is room. Earlier micro-batches' gradients would be there too.
+        Where all weights are trained the peak is at the end of the backward pass, when all gradients exist; at its beginning
+        there is room. With several micro-batches there is none, for the gradients of the earlier ones exist by then.
         """
         layout = best.layout
         alone = layout.ranks == 1 and layout.accumulation == 1 and layout.engine == OWN_ENGINE and not layout.recorded

@@ -120,7 +120,7 @@ class LayoutChoice(Section):
     kept_blocks: int | None = Field(
         None,
         ge=0,
-        description="of recompute 'block': at most so many of the last are kept, where their memory costs the peak nothing",
+        description="with recompute 'block': most of the last blocks to keep instead, as far as that does not raise the peak",
     )
     offload: Literal["none", "optimizer"] | None = Field(None, description="'optimizer' keeps optimizer states in CPU memory")
 

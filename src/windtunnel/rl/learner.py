@@ -123,7 +123,7 @@ class Learner:
         # Where the round ended, not where it was planned to: prompts taken in others' place are used up too.
         self.feed.batches.seek(answered.ends)
         found = self._fresh(answered.found)
-        learning = time.monotonic()
+        learning_began = time.monotonic()
         self._ranks.heartbeat.beat("learning")  # of its own length: on a CPU many times that of an answer
         # Scored all at once before the first update, which changes what the policy gives.
         parts = [self._batches(samples) for samples in self._parts(found)]
@@ -136,12 +136,12 @@ class Learner:
             if part and self._stage.loss == "gspo":
                 self._follow(batches)
             sums.append(self.inner.update(batches, step, progress, mark, part))
-        learning = time.monotonic() - learning
+        learning_seconds = time.monotonic() - learning_began
         # The updates are launched, and a GPU is at them: what is the host's alone is done meanwhile.
         write_disagreements(self._rollouts, step, self._ranks.rank, found)
         if self._ranks.first and self._stage.keep_rollouts:
             write_round(self._rollouts, step, found, self._stage.keep_rollouts)
-        metrics, tokens = self._measured(replace(answered, found=found), parts, learning)
+        metrics, tokens = self._measured(replace(answered, found=found), parts, learning_seconds)
         self._require_alike(metrics)
         metrics |= self._go_up(found)
         metrics |= self.drift.note(metrics) if self._ranks.first else {}

@@ -83,7 +83,7 @@ def put_aside(path: Path) -> Path:
     return target
 
 
-class Place:
+class DatabaseFile:
     """A database's file and log under their names, held beside the connection: SQLite goes on writing to ones that were deleted.
 
     Args:

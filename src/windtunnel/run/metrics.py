@@ -21,7 +21,7 @@ from urllib.parse import quote
 from windtunnel.recipe import UserError
 
 from . import thinned
-from .database import Place, Room, connect_writer, fitting, put_aside
+from .database import DatabaseFile, Room, connect_writer, fitting, put_aside
 from .tensorboard import TensorBoard
 
 Level = Literal["info", "warn", "bad"]
@@ -146,7 +146,7 @@ class Metrics:
         self._waiting: list[Any] = []
         self._notes: list[Event] = []
         self._connection = self._open()
-        self._place = Place(self.path)
+        self._database_file = DatabaseFile(self.path)
         self._tensorboard = TensorBoard(Path(tensorboard_dir)) if tensorboard_dir is not None else None
         self._closed = False
         # A daemon: a process that ends by an exception does not wait for a full disk.
@@ -221,7 +221,7 @@ class Metrics:
             for flush in flushes:
                 flush.set()
         self._connection.close()
-        self._place.close()
+        self._database_file.close()
         if self._tensorboard:
             self._tensorboard.close()
 
@@ -248,7 +248,7 @@ class Metrics:
             return
         batch = self._waiting
         try:
-            if self._place.lost():
+            if self._database_file.lost():
                 self._restore()
             if (free := self.room.lacking(self.path) if self.room else None) is not None:
                 self._wait(f"the {free / 2**20:,.1f} MiB that are free are for checkpoints")
@@ -294,7 +294,7 @@ class Metrics:
 
     def _restore(self) -> None:
         """Write a database that was deleted under our hands again. Raises sqlite3.DatabaseError, OSError."""
-        words = self._place.restore(self._connection)
+        words = self._database_file.restore(self._connection)
         self._reopen(connect_writer(self.path))
         self._waiting.append(Event(time.time(), None, "metrics_deleted", "warn", words))
         self.on_problem(words)
@@ -302,8 +302,8 @@ class Metrics:
     def _reopen(self, connection: sqlite3.Connection) -> None:
         """Take another connection for the one there is, whose file is gone or put aside."""
         self._connection.close()
-        self._place.close()
-        self._connection, self._place = connection, Place(self.path)
+        self._database_file.close()
+        self._connection, self._database_file = connection, DatabaseFile(self.path)
         self._ids.clear()
 
     def _recover(self, error: Exception) -> None:

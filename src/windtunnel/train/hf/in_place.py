@@ -23,10 +23,10 @@ FORMULA = "self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))"
 
 
 def work_in_place(blocks: Sequence[nn.Module]) -> None:
-    """Let what is known in the blocks work in place: linear layers with an adapter, and MLPs of silu(gate) * up.
+    """Make linear layers with an adapter, and MLPs of silu(gate) * up, overwrite their inputs in the backward pass.
 
-    For blocks that are compiled, and computed again in their backward pass: what is kept from the forward pass instead a
-    compiler would copy before it is written over. To be called before they are compiled.
+    Call it before the blocks are compiled, and only for blocks that are recomputed in the backward pass: where activations are
+    kept, the compiler copies them before they are overwritten, and nothing is saved.
     """
     found = [module for block in blocks for module in block.modules()]
     chosen: list[tuple[nn.Module, type]] = [(module, _GatedForward) for module in found if _is_gated(module)]
