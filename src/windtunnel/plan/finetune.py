@@ -264,7 +264,8 @@ def layout_notes(work: Workload, layout: Layout, fits: bool) -> list[str]:
     if layout.engine != MEGATRON and layout.expert > 1:
         found.append(
             f"each rank holds {work.shape.experts.count // layout.expert} of {work.shape.experts.count} experts a layer,"  # type: ignore[union-attr]
-            " and tokens travel to them; what that takes is arithmetic, not measured yet"
+            " and tokens travel to them: measured with up to 8 layers of DeepSeek-V3 on 2 H200s alone"
+            " (benchmarks/results/moe-fp8-h200.json)"
         )
     elif work.weights in ("int8", "int4") and work.adapter is not None:
         found.append(f"frozen {work.weights} weights need bitsandbytes' kernels; the package's own engine holds bf16 or fp8")
