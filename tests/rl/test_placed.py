@@ -22,7 +22,7 @@ import pytest
 from runs import CONFIG, RECIPE, require_same, series
 from waiting import HANG
 
-from windtunnel.actors import Wanted, connect, join, nodes_of, place, wait_for_nodes
+from windtunnel.actors import SHARED_GPU, Joined, Wanted, connect, engine_options, join, nodes_of, place, wait_for_nodes
 from windtunnel.actors.placement import Node, lacking
 from windtunnel.launch.placed import wanted_of
 from windtunnel.launch.placed_checks import facts_of, judge_node
@@ -304,6 +304,9 @@ def test_what_a_cluster_has_not_is_named_without_waiting_for_it(cluster: str, mo
         (Wanted(4, 1, 4), [(4, 8)], "8 GPUs are needed and there are 4: 4 are missing"),
         (Wanted(4, 4, 1), [(8, 2)], r"8 CPU cores are needed and there are 2: 6 are missing \(ray start --num-cpus\)"),
         (Wanted(1, 1, 0), [], "2 CPU cores are needed and there are 0"),
+        (Wanted(2, 2, 1, shared=True), [(1, 2), (1, 2)], ""),
+        (Wanted(2, 2, 1, shared=True), [(1, 8)], "2 GPUs are needed and there are 1: 1 are missing"),
+        (Wanted(1, 1, 1, shared=True), [(1, 1)], "2 CPU cores are needed and there are 1: 1 are missing"),
     ],
 )
 def test_what_no_wait_would_bring_is_told_from_what_is_only_in_use(
@@ -311,6 +314,42 @@ def test_what_no_wait_would_bring_is_told_from_what_is_only_in_use(
 ) -> None:
     found = lacking(wanted, [Node(str(i), f"n{i}", "", cpus, gpus) for i, (gpus, cpus) in enumerate(nodes)])
     assert re.match(words + ("" if words else "$"), found)
+
+
+def test_a_learner_and_its_engine_get_the_same_gpu_where_they_share_one() -> None:
+    ray = pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    made = Cluster()
+    try:
+        for _ in range(2):
+            made.add_node(num_cpus=2, num_gpus=1, object_store_memory=80_000_000, include_dashboard=False)
+        ray.init(address=made.address, namespace="shared", log_to_driver=False)
+        wanted, told = Wanted(2, 2, 1, shared=True), list[str]()
+        placed = place("both", wanted, told.append)
+        assert placed.left == 0
+        assert placed.lines(wanted)[0].endswith(": 2 learner(s), each with an engine on its GPU")  # both nodes are this host
+
+        def where() -> tuple[str, list[int]]:
+            context = ray.get_runtime_context()
+            return context.get_node_id(), context.get_accelerator_ids()["GPU"]
+
+        class Actor:
+            def where(self) -> tuple[str, list[int]]:
+                return where()
+
+        host: Any = ray.remote(Actor)
+        joined = Joined("", "shared", "both", 2, 2, 1, shared=True)
+        on = [PlacementGroupSchedulingStrategy(placed.group, placement_group_bundle_index=number) for number in range(2)]
+        learners = [host.options(num_cpus=1, num_gpus=SHARED_GPU, scheduling_strategy=one).remote() for one in on]
+        engines = [host.options(**engine_options(joined, number)).remote() for number in range(2)]
+        found = ray.get([actor.where.remote() for actor in (*learners, *engines)], timeout=LIMIT)
+        assert found[:2] == found[2:]
+        assert found[0][0] != found[1][0]
+    finally:
+        ray.shutdown()
+        made.shutdown()
 
 
 def test_a_node_whose_raylet_is_gone_counts_as_lost_although_ray_takes_it_for_alive(monkeypatch: pytest.MonkeyPatch) -> None:

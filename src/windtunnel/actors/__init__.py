@@ -7,13 +7,14 @@ from windtunnel import lazy
 if TYPE_CHECKING:
     from .connect import ADDRESS, NODES, Joined, expected_nodes, join, joined, own_address
     from .host import Hosted, Look
-    from .placement import READY_SECONDS, Node, Wanted, engine_options, lacking, nodes_of, place, wait_for_nodes
+    from .placement import READY_SECONDS, SHARED_GPU, Node, Wanted, engine_options, lacking, nodes_of, place, wait_for_nodes
     from .waiting import ActorLost, NoAnswer, answer_of, release
 
 __all__ = [
     "ADDRESS",
     "NODES",
     "READY_SECONDS",
+    "SHARED_GPU",
     "ActorLost",
     "Hosted",
     "Joined",

@@ -57,6 +57,7 @@ class Joined:
         learners: ranks, which have the first bundles of the group; engines have those behind them. engines: how many.
         tensor: GPUs of an engine, 0 on CPUs.
         judges: names of the actors that judge answers, one a node.
+        shared: whether each learner's bundle, and its GPU, is its engine's too.
     """
 
     address: str
@@ -66,6 +67,7 @@ class Joined:
     engines: int
     tensor: int
     judges: tuple[str, ...] = ()
+    shared: bool = False
 
     def environment(self) -> dict[str, str]:
         """Return what tells a process."""

@@ -17,23 +17,36 @@ READY_SECONDS = 300.0
 TELL_SECONDS = 10.0
 LOOK_SECONDS = 0.5
 REACH_SECONDS = 0.5
+SHARED_GPU = 0.5
+"""Of a GPU, for Ray's books, for each of a learner and the engine on its GPU. How much memory each takes is the plan's."""
 SETTLE_SECONDS = 5.0
 """A cluster that is too small is refused when no node has joined for so long, where nobody said how many it will have."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is to be placed: learners of one GPU each, engines of `tensor` GPUs each; on CPUs (tensor 0) of one core each."""
+    """What is to be placed: learners of one GPU each, engines of `tensor` GPUs each; on CPUs (tensor 0) of one core each.
+
+    Where they share (`shared`), each learner has one engine on its own GPU, and both are in one bundle.
+    """
 
     learners: int
     engines: int
     tensor: int
+    shared: bool = False
+
+    @property
+    def gpus(self) -> int:
+        """Return the GPUs that all of it takes."""
+        return self.learners * min(1, self.tensor) + (0 if self.shared else self.engines * self.tensor)
 
     @property
     def bundles(self) -> list[dict[str, float]]:
         """Return what each takes, learners first."""
         if not self.tensor:
             return [{"CPU": 1.0}] * (self.learners + self.engines)
+        if self.shared:
+            return [{"CPU": 2.0, "GPU": 1.0}] * self.learners
         # Ray never splits a bundle over nodes: that keeps the ranks of an engine, which talk in every layer, on one.
         return [{"CPU": 1.0, "GPU": 1.0}] * self.learners + [{"CPU": 1.0, "GPU": float(self.tensor)}] * self.engines
 
@@ -42,6 +55,8 @@ class Wanted:
         """Return the placement in words."""
         if not self.tensor:
             return f"{self.learners} learners and {self.engines} engines of a CPU core each"
+        if self.shared:
+            return f"{self.learners} learners of a GPU, an engine on each of them"
         return f"{self.learners} learners of a GPU and {self.engines} engines of {self.tensor} GPU(s)"
 
 
@@ -67,11 +82,12 @@ class Placed:
 
     def lines(self, wanted: Wanted) -> list[str]:
         """Say who runs where, and which GPUs nobody uses."""
-        roles = ["learner"] * wanted.learners + ["engine"] * wanted.engines
+        first = "learner(s), each with an engine on its GPU" if wanted.shared else "learner(s)"
+        roles = [first] * wanted.learners + ["engine(s)"] * (0 if wanted.shared else wanted.engines)
         on: dict[str, Counter[str]] = {}
         for role, node in zip(roles, self.nodes, strict=True):
             on.setdefault(f"{node.name} ({node.address})", Counter())[role] += 1
-        said = [f"placed on {name}: " + ", ".join(f"{n} {role}(s)" for role, n in each.items()) for name, each in on.items()]
+        said = [f"placed on {name}: " + ", ".join(f"{n} {role}" for role, n in each.items()) for name, each in on.items()]
         return [*said, f"warn: {self.left:.0f} GPU(s) of the cluster are not used"] if self.left else said
 
 
@@ -163,7 +179,7 @@ def place(name: str, wanted: Wanted, say: Callable[[str], None], seconds: float 
     table, nodes = placement_group_table(group), [node for node, _ in _known()]
     by_id = {node.id: node for node in nodes}
     places = tuple(by_id[node] for _, node in sorted((int(i), n) for i, n in table["bundles_to_node_id"].items()))
-    left = sum(node.gpus for node in nodes) - wanted.learners - wanted.engines * wanted.tensor if wanted.tensor else 0.0
+    left = sum(node.gpus for node in nodes) - wanted.gpus if wanted.tensor else 0.0
     return Placed(group, name, places, max(0.0, left))
 
 
@@ -176,8 +192,10 @@ def engine_options(found: Joined, engine: int) -> dict[str, Any]:
         group = get_placement_group(found.group)
     except ValueError as error:
         raise UserError(f"the placement group of this job is gone: {error}", "go on with: windtunnel train --resume") from None
-    strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=found.learners + engine)
-    return {"scheduling_strategy": strategy, "num_cpus": 1, **({"num_gpus": found.tensor} if found.tensor else {})}
+    bundle = engine if found.shared else found.learners + engine
+    strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
+    gpus = SHARED_GPU if found.shared else found.tensor
+    return {"scheduling_strategy": strategy, "num_cpus": 1, **({"num_gpus": gpus} if gpus else {})}
 
 
 def lacking(wanted: Wanted, nodes: Sequence[Node]) -> str:
@@ -188,17 +206,17 @@ def lacking(wanted: Wanted, nodes: Sequence[Node]) -> str:
         return f"an engine of {each} GPUs needs them on one node, and none has more than {most}"
     kind = "GPUs" if wanted.tensor else "CPU cores"
     have = sum(int(node.gpus if wanted.tensor else node.cpus) for node in nodes)
-    needed = wanted.learners + wanted.engines * each
+    needed = wanted.gpus if wanted.tensor else wanted.learners + wanted.engines
     if needed > have:
         return f"{needed} {kind} are needed and there are {have}: {needed - have} are missing"
     # In all there may be enough and still not on one node: two nodes of 3 GPUs have room for two engines of 2, not for three.
     whole = sum(int(node.gpus) // each for node in nodes) if wanted.tensor else wanted.engines
-    if wanted.engines > whole:
+    if wanted.engines > whole and not wanted.shared:
         return f"{wanted.engines} engines of {each} GPUs need them on one node each, and the nodes have room for {whole}"
     cores = sum(int(node.cpus) for node in nodes)
-    if len(wanted.bundles) > cores:
-        short = len(wanted.bundles) - cores
-        return f"{len(wanted.bundles)} CPU cores are needed and there are {cores}: {short} are missing (ray start --num-cpus)"
+    taken = wanted.learners + wanted.engines
+    if taken > cores:
+        return f"{taken} CPU cores are needed and there are {cores}: {taken - cores} are missing (ray start --num-cpus)"
     return ""
 
 

@@ -184,7 +184,7 @@ def wanted_of(stage: GRPO, plan: Mapping[str, Any], ranks: int) -> Wanted:
     if stage.engine == "in-turn":
         return Wanted(ranks, 0, 1 if on_gpus else 0)
     share = engines_of(stage, plan, ranks)
-    return Wanted(ranks, share.count, share.tensor if on_gpus else 0)
+    return Wanted(ranks, share.count, share.tensor if on_gpus else 0, shared=share.memory is not None)
 
 
 def _once(
@@ -211,8 +211,9 @@ def _once(
         here = own_address()
         store: Any = dist.TCPStore(here, 0, is_master=True, wait_for_workers=False)  # a port that is free
         told = Joined(
-            context.gcs_address, context.namespace, group, wanted.learners, wanted.engines, wanted.tensor, tuple(judges)
-        )
+            context.gcs_address, context.namespace, group, wanted.learners, wanted.engines, wanted.tensor, tuple(judges),
+            wanted.shared,
+        )  # fmt: skip
         shared = {
             **_environment(), **told.environment(), "MASTER_ADDR": here, "MASTER_PORT": str(store.port),
             "TORCHELASTIC_USE_AGENT_STORE": "True", "WORLD_SIZE": str(wanted.learners), "LOCAL_WORLD_SIZE": "1",

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from windtunnel.actors import Hosted, Look, Wanted, answer_of, lacking, nodes_of, release
+from windtunnel.actors import SHARED_GPU, Hosted, Look, Wanted, answer_of, lacking, nodes_of, release
 from windtunnel.run import HEARTBEATS, Beat, process_state, read_beat
 
 from .processes import CRASHED, stop_with_parent
@@ -80,7 +80,7 @@ class PlacedRank:
         host: Any = ray.remote(Hosted)
         # Ray shows an actor its own GPU alone, which is therefore number 0.
         environment = {**shared, "RANK": str(number), "LOCAL_RANK": "0"}
-        options = {"num_cpus": 1, **({"num_gpus": 1} if wanted.tensor else {})}
+        options = {"num_cpus": 1, **({"num_gpus": SHARED_GPU if wanted.shared else 1} if wanted.tensor else {})}
         self._actor = host.options(
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number), **options
         ).remote(list(command), environment, HEARTBEATS, functools.partial(_seen, number), stop_with_parent, Path.cwd())

@@ -280,8 +280,7 @@ def require_shared(stage: GRPO, learners: int) -> None:
 
 def _may_share(stage: GRPO) -> bool:
     """Return whether an engine may be on its learner's GPU."""
-    on_one_machine = stage.engine == "vllm" and stage.placement == "local"
-    return on_one_machine and not stage.overlap and stage.engine_tensor in (None, 1)
+    return stage.engine == "vllm" and not stage.overlap and stage.engine_tensor in (None, 1)
 
 
 def part_of(rig: Rig, gpus: int) -> Rig:
