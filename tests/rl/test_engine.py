@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from learners import ALONE, CANARY, learner, publish, train
@@ -25,6 +26,7 @@ from windtunnel.rl import (
     EngineProcess,
     InferenceEngine,
     Publisher,
+    Serving,
     StaleWeights,
     measure_mismatch,
     open_snapshot,
@@ -33,7 +35,7 @@ from windtunnel.rl import (
 )
 from windtunnel.rl.engine_share import EngineShare, engines_of
 from windtunnel.rl.sampler import _gpus, _way
-from windtunnel.rl.vllm_engine import SOCKETS, Interpreter, _named
+from windtunnel.rl.vllm_engine import SOCKETS, Interpreter, VLLMSettings, _named
 from windtunnel.train import Ranks
 
 
@@ -203,6 +205,31 @@ def test_a_mismatch_says_how_far_apart_probabilities_are() -> None:
     assert measure_mismatch(engine, engine).largest == 0
     learner_has[0, 0] = float("nan")
     assert measure_mismatch(learner_has, engine).mean == float("inf")
+
+
+CORE = """#!/bin/sh
+sleep 1000 &
+echo $! > {core}
+exec sleep 1000
+"""
+
+
+def test_an_engine_that_is_killed_is_missed_at_once_and_leaves_no_core_behind(tmp_path: Path) -> None:
+    # vLLM's core is a process of its own: it has the pipe's end too, and keeps the GPU as long as it lives.
+    script, core = tmp_path / "python", tmp_path / "core"
+    script.write_text(CORE.format(core=core))
+    script.chmod(0o755)
+    told: list[str] = []
+    settings = VLLMSettings(tensor=1, memory=0.3, devices=None, log=tmp_path / "log", python=str(script))
+    engine = EngineProcess(torch.float32, serving=Serving(1, 8, (0,)), vllm=settings, ended=told.append)
+    with engine:
+        until(lambda: core.exists() and core.read_text().strip())
+        number = int(core.read_text())
+        os.kill(engine.pid, signal.SIGKILL)
+        with pytest.raises(EngineFailed, match="the engine's process ended with exit code -9"):
+            engine.load(tmp_path, 1)
+        until(lambda: not psutil.pid_exists(number) or psutil.Process(number).status() == psutil.STATUS_ZOMBIE)
+        assert told == ["the engine's process ended with exit code -9"]
 
 
 def test_vllms_sockets_go_with_its_process(tmp_path: Path) -> None:

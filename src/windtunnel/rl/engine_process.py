@@ -210,6 +210,9 @@ class EngineProcess(RemoteEngine):
             while True:
                 # In short waits, so that an engine that hangs is ended by the thread that listens, without another timer.
                 while not self._ours.poll(min(BEAT_SECONDS, self._limit)):
+                    # What it started may have the pipe's other end too, which then stays open after its death.
+                    if not self._process.is_alive() and not self._ours.poll():
+                        raise EOFError
                     if self._open and not self._why and time.monotonic() - self._heard > self._limit:
                         left = f"{len(self._open)} answers outstanding"
                         self._kill(f"the engine made no token within {self._limit:.4g} s, with {left}, and was ended")

@@ -286,9 +286,11 @@ class Interpreter:
         return self._popen.poll() is None
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait for its end, no longer than this."""
+        """Wait for its end, no longer than this; then end what it left behind."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._popen.wait(timeout)
+            # Where it was killed, vLLM's core lives on, and keeps the GPU's memory.
+            self.kill()
             shutil.rmtree(self._sockets, ignore_errors=True)
 
     def kill(self) -> None:
