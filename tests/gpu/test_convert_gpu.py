@@ -42,6 +42,7 @@ def test_a_folder_is_the_same_from_every_device(tmp_path: Path) -> None:
         "norm.weight": torch.ones(7168),
     }
     save_file(tensors, tmp_path / "in" / "model.safetensors")
+    (tmp_path / "in" / "config.json").write_text("{}")
     convert_folder(tmp_path / "in", tmp_path / "a")
     convert_folder(tmp_path / "in", tmp_path / "b", device="cuda", workers=3)
     for path in (tmp_path / "a").iterdir():
