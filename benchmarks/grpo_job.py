@@ -21,7 +21,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -99,18 +99,23 @@ def main() -> None:
         *sets, *options.sets,
     ]  # fmt: skip
     kills = sorted((int(at), role) for role, at in (one.split("@") for one in options.kill))
-    began = time.time()
-    job = Job([*command, *(part for one in given for part in ("--set", one))], options.work)
-    job.run(kills)
-    result = {
-        "what": "the recipe grpo by `windtunnel train`, random weights, with processes killed on the way",
-        "command": " ".join(["benchmarks/grpo_job.py", *sys.argv[1:]]),
-        "environment": machine(), "date": datetime.now(UTC).strftime("%Y-%m-%d"), "sets": given,
-        "seconds": round(time.time() - began, 1), "ended_with": job.codes, "killed": job.killed, **read(job.root),
-        "said": (options.work / "printed.txt").read_text().splitlines()[-80:],
-    }  # fmt: skip
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    began, job = time.time(), Job([*command, *(part for one in given for part in ("--set", one))], options.work)
+
+    def write() -> dict[str, Any]:
+        printed = options.work / "printed.txt"
+        result = {
+            "what": "the recipe grpo by `windtunnel train`, random weights, with processes killed on the way",
+            "command": " ".join(["benchmarks/grpo_job.py", *sys.argv[1:]]),
+            "environment": machine(), "date": datetime.now(UTC).strftime("%Y-%m-%d"), "sets": given,
+            "seconds": round(time.time() - began, 1), "ended_with": job.codes, "killed": job.killed, **read(job.root),
+            "said": printed.read_text().splitlines()[-80:] if printed.exists() else [],
+        }  # fmt: skip
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(result, indent=1) + "\n")
+        return result
+
+    job.run(kills, write)
+    result = write()
     print(json.dumps({key: result[key] for key in ("seconds", "ended_with", "killed", "medians", "evaluation")}))
 
 
@@ -122,9 +127,9 @@ class Job:
         self.killed: list[dict[str, Any]] = []
         self.codes: list[int] = []
 
-    def run(self, kills: list[tuple[int, str]]) -> None:
-        """Train to the end; kill what is asked for when its round is done."""
-        command, waiting = self._command, list(kills)
+    def run(self, kills: list[tuple[int, str]], told: Callable[[], Any]) -> None:
+        """Train to the end; kill what is asked for when its round is done. `told` is called after each round."""
+        command, waiting, seen = self._command, list(kills), 0
         while True:
             with (self._work / "printed.txt").open("a") as printed:
                 process = subprocess.Popen(command, stdout=printed, stderr=subprocess.STDOUT)
@@ -132,6 +137,9 @@ class Job:
                     time.sleep(LOOK_SECONDS)
                     done = rounds_done(self.root)
                     self._note(done)
+                    if done != seen:
+                        seen = done
+                        told()  # whatever ends this script, the rounds so far are kept
                     if waiting and done >= waiting[0][0]:
                         self._kill(*waiting.pop(0))
             self.codes.append(process.returncode)
@@ -208,10 +216,11 @@ def read(root: Path) -> dict[str, Any]:
         if (values := [row[name] for step, row in each.items() if step > 1 and name in row])
     }
     evaluations = sorted(root.rglob("evaluation.json"), key=lambda path: path.stat().st_mtime)
+    found = json.loads(evaluations[-1].read_text()) if evaluations else {}
     return {
         "plan": run.manifest["plan"].get("roles"), "rounds": [{"round": step, **row} for step, row in sorted(each.items())],
         "medians": medians, "events": events,
-        "evaluation": json.loads(evaluations[-1].read_text()) if evaluations else None,
+        "evaluation": {name: value for name, value in found.items() if value is not None and name != "samples"},
     }  # fmt: skip
 
 

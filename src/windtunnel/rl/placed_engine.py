@@ -104,7 +104,7 @@ class PlacedEngine(RemoteEngine):
         import ray
 
         self._name, self._limit, self._answered, self._ended = name, limit, answered, ended
-        self._closed = False
+        self._closed, self._why = False, ""
         host: Any = ray.remote(EngineHost)
         options = engine_options(found, number)
         self._actor = host.options(max_concurrency=THREADS, **options).remote(
@@ -118,7 +118,8 @@ class PlacedEngine(RemoteEngine):
         try:
             fine, value = answer_of(self._actor.call.remote(method, *arguments), asked, self._limit + SILENT_SECONDS)
         except (NoAnswer, ActorLost) as error:
-            raise EngineFailed(str(error)) from None
+            # The actor of an engine that has ended is let go, and what it died of was told before.
+            raise EngineFailed(self._why or str(error)) from None
         if fine:
             return value
         kind, message = value
@@ -154,5 +155,6 @@ class PlacedEngine(RemoteEngine):
             except Exception as error:  # what its constructor refused, or Ray shutting down
                 why = f"{self._name}: {error}"
         if not self._closed:
+            self._why = why
             release(self._actor)
             self._ended(why)

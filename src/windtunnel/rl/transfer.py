@@ -199,10 +199,12 @@ def _plain_segments() -> Iterator[None]:
     settings = ",".join(filter(None, (os.environ.get(name) for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"))))
     # Switched off for this buffer alone: training goes on with what it was set to.
     expandable = "expandable_segments:True" in settings
+    # torch 2.11 gives it another name, and warns of the old one in every run's output.
+    change = getattr(torch._C, "_accelerator_setAllocatorSettings", None) or torch.cuda.memory._set_allocator_settings
     if expandable:
-        torch.cuda.memory._set_allocator_settings("expandable_segments:False")
+        change("expandable_segments:False")
     try:
         yield
     finally:
         if expandable:
-            torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+            change("expandable_segments:True")
