@@ -43,6 +43,8 @@ MOST_PRINTED, MOST_LOG, KEPT_LOG = 64 << 20, 16 << 20, 1 << 20
 # Libraries such as torch map far more than they use, so what is used is watched besides.
 ADDRESS_BYTES = 64 << 30
 WATCH_SECONDS = 0.05
+# Looks at what it uses come so many times as long after one another as a look takes.
+LOOK_SHARE = 20.0
 # What a function must return at least for an answer that is right.
 ENOUGH = 0.5
 
@@ -142,7 +144,7 @@ class RewardProcess:
         self._call_seconds, self._memory = call_seconds, memory
         self._mark = uuid.uuid4().hex
         self._process: subprocess.Popen[bytes] | None = None
-        self._watched = 0.0
+        self._look_at = 0.0
         self._number = 0
         self._hung, self._rests_until = 0, 0.0
         self._before = 0  # bytes of the log when it was asked
@@ -247,9 +249,11 @@ class RewardProcess:
             now = time.monotonic()
             if now > until:
                 return self._gone("hung")
-            if now - self._watched > WATCH_SECONDS:  # looking through all processes takes longer than most calls
-                self._watched = now
-                if self._used() > self._memory:
+            if now > self._look_at:
+                used = self._used()
+                # Going through all of a machine's processes may take longer than many calls do.
+                self._look_at = time.monotonic() + max(WATCH_SECONDS, LOOK_SHARE * (time.monotonic() - now))
+                if used > self._memory:
                     return self._gone("memory")
                 if self.printed - self._before > MOST_PRINTED:
                     return self._gone("printed")
