@@ -169,8 +169,8 @@ def _of_tokens(losses: Sequence[PolicyLoss]) -> dict[str, float]:
     found = measure_mismatch(policy, sampler)
     count = float(found.tokens)
     sums = {"scored": count, "sampler": float(sampler.double().sum())}
-    clipped = [float(loss.clipped) for loss in losses if loss.clipped is not None]
-    sums |= {"clipped": sum(clipped)} if clipped else {}
+    clipped = [loss.clipped for loss in losses if loss.clipped is not None]
+    sums |= {"clipped": float(torch.stack(clipped).sum())} if clipped else {}
     # Times the tokens, so that ranks with many answers weigh more; of a p95 that is an approximation.
     sums |= {"mismatch": found.mean * count, "mismatch_p95": found.p95 * count, "mismatch_k3": found.k3 * count}
     sums |= {"mismatch_outside": found.outside * count}
@@ -181,11 +181,8 @@ def _of_tokens(losses: Sequence[PolicyLoss]) -> dict[str, float]:
 
 
 def _largest(losses: Sequence[PolicyLoss]) -> dict[str, float]:
-    largest = 0.0
-    for loss in losses:
-        apart = torch.where(loss.scored, (_policy(loss) - loss.tokens.sampler).abs(), 0.0)
-        largest = max(largest, float(apart.max()))
-    return {"mismatch_largest": largest}
+    apart = [torch.where(loss.scored, (_policy(loss) - loss.tokens.sampler).abs(), 0.0).max() for loss in losses]
+    return {"mismatch_largest": max(0.0, float(torch.stack(apart).max()))} if apart else {"mismatch_largest": 0.0}
 
 
 def _policy(loss: PolicyLoss) -> torch.Tensor:
