@@ -10,6 +10,7 @@ from hf_models import MODELS, job_of
 from torch import nn
 
 from windtunnel.model import blocks_of
+from windtunnel.model.hf_blocks import shape_from_config
 from windtunnel.plan.hf_kept import WORKS_IN_PLACE
 from windtunnel.recipe import LoRA
 from windtunnel.train.hf import in_place
@@ -63,12 +64,14 @@ def test_other_formulas_are_left_alone() -> None:
 
 
 def test_plans_count_on_it_where_it_is() -> None:
-    for family, config in MODELS.items():
+    other = MODELS["llama"] | {"hidden_act": "gelu"}
+    for family, config in [*MODELS.items(), ("llama", other)]:
         model = skeleton(config)
         in_place.work_in_place(blocks_of(model))
         dense = not any("experts" in name for name, _ in model.named_modules())
         there = any(type(module).__name__.startswith("InPlace") for module in model.modules())
-        assert not dense or there == (family in WORKS_IN_PLACE), family
+        planned = family in WORKS_IN_PLACE and shape_from_config(family, config, family).gates_by_silu
+        assert not dense or there == planned, family
 
 
 @pytest.mark.slow

@@ -84,6 +84,11 @@ class HFShape:
         """Return whether the config asks for dropout anywhere."""
         return asks_for_dropout(self.raw)
 
+    @cached_property
+    def gates_by_silu(self) -> bool:
+        """Return whether MLPs have the activation that their family has unless config.json names another one."""
+        return str(self.raw.get("hidden_act") or "silu") in ("silu", "swish")
+
     @property
     def raw(self) -> dict[str, Any]:
         """Return the config as a mapping for transformers' AutoConfig.for_model(**raw); a fresh copy, which it may change."""

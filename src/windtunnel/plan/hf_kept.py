@@ -89,7 +89,7 @@ def kept(block: Block, work: Workload) -> Kept:
     table = COMPILED if work.compile else EAGER
     trained = "weights" if work.adapter is None else "all" if _adapts_mlp(block, work) else "attention"
     again = table[trained, True]
-    if work.compile and block.experts is None and work.shape.family in WORKS_IN_PLACE:
+    if work.compile and block.experts is None and work.shape.family in WORKS_IN_PLACE and work.shape.gates_by_silu:
         again = IN_PLACE[trained]
     passes = (*table[trained, False], *again)
     # Frozen experts' inputs are not kept: gate and up are alive together with their gradients.
