@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         run_decoder,
     )
     from .text import Message, NoText, OwnText, Piece, TextCodec, TextStream, TokenInfo, WholeText
-    from .vllm_adapter import VLLM_VERSIONS, VLLMGenerator, known_vllm, open_vllm, told_version
+    from .vllm_adapter import VLLM_VERSIONS, VLLMGenerator, import_vllm, known_vllm, open_vllm, told_version
 
 __all__ = [
     "VLLM_VERSIONS",
@@ -57,6 +57,7 @@ __all__ = [
     "folder_decoder",
     "gpt_generator",
     "hf_decoder",
+    "import_vllm",
     "is_hf_run",
     "known_vllm",
     "load_hf",

@@ -313,11 +313,7 @@ def open_vllm(folder: Path, text: Callable[[int], TextCodec], *, slots: int, que
         UserError: vLLM is not there, not of a version that is known, or refuses the model.
     """
     check_version()
-    from vllm import SamplingParams
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.sampling_params import RequestOutputKind
-    from vllm.v1.engine.async_llm import AsyncLLM
-
+    SamplingParams, RequestOutputKind, AsyncEngineArgs, AsyncLLM = import_vllm()
     asked = AsyncEngineArgs(model=str(folder), max_num_seqs=slots, enable_log_requests=False, **arguments)
     try:
         # Before any weight is read: most of what vLLM refuses shows in the config.
@@ -332,6 +328,16 @@ def open_vllm(folder: Path, text: Callable[[int], TextCodec], *, slots: int, que
         )
     except (ValueError, RuntimeError) as error:
         raise UserError(f"vLLM cannot serve {folder}: {str(error).splitlines()[0]}", "use --backend transformers") from None
+
+
+def import_vllm() -> tuple[Any, Any, Any, Any]:
+    """Return SamplingParams, RequestOutputKind, AsyncEngineArgs and AsyncLLM. The first time it takes tens of seconds."""
+    from vllm import SamplingParams
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.sampling_params import RequestOutputKind
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    return SamplingParams, RequestOutputKind, AsyncEngineArgs, AsyncLLM
 
 
 def known_vllm(version: str) -> bool:

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from windtunnel.generate import GenerationJob, NoText, Notify, Ticket, VLLMGenerator, open_vllm, told_version
+from windtunnel.generate import GenerationJob, NoText, Notify, Ticket, VLLMGenerator, import_vllm, open_vllm, told_version
 
 from .canary import Canary
 from .engine import NOTHING, Receipt, Scores, Serving, opened, require_canary
@@ -346,6 +346,8 @@ def main(descriptor: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     port = Connection(descriptor)
     engine = VLLMEngine(*port.recv())
+    with contextlib.suppress(Exception):  # whoever asks first is told why
+        import_vllm()  # while the learner loads: it takes tens of seconds
     try:
         answer_calls(port, engine)
     finally:
