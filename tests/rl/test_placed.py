@@ -466,6 +466,16 @@ def test_engines_are_those_of_the_plan_as_many_for_each_learner(sets: dict[str, 
     assert wanted_of(stage, plan, ranks) == found
 
 
+def test_on_a_cluster_of_one_gpu_vllm_is_placed_on_the_learners() -> None:
+    sets = ["stages.rl.engine=vllm", "stages.rl.placement=ray"]
+    recipe = stage_recipe(load_recipe("grpo", sets), "rl")
+    stage, rig = recipe.rl, parse_rig("H200")
+    assert stage is not None
+    plan = make_plan(recipe, rig).to_json()
+    wanted = wanted_of(stage, plan, plan["layout"]["ranks"])
+    assert (wanted, wanted.gpus) == (Wanted(1, 1, 1, shared=True), 1)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
