@@ -1,8 +1,8 @@
 #!/bin/sh
-# Installs what some tests need beside Python: an sshd and rsync, for machines that are reached by ssh alone, and a headless
-# Chromium, for pages; and SkyPilot, of whose schema task files are, in an environment of its own at build/sky, as it is large and
-# wants other versions than ours. At best: only as root where apt works, and one without the other where only one is to be had.
-# Without them those tests are skipped, and say what is missing.
+# Installs what some tests need beside Python: an sshd and rsync, for machines that are reached by ssh alone; Slurm, of which
+# tests start one of two nodes; a headless Chromium, for pages; and SkyPilot, of whose schema task files are, in an environment
+# of its own at build/sky, as it is large and wants other versions than ours. At best: only as root where apt works, and one
+# without the others where only one is to be had. Without them those tests are skipped, and say what is missing.
 set -u
 PATH="$PATH:/usr/sbin:/usr/local/sbin"
 export DEBIAN_FRONTEND=noninteractive
@@ -20,6 +20,10 @@ skipped() { echo "$1 cannot be installed here: tests that need it are skipped"; 
 if ! { one_of sshd && one_of rsync; }; then
   set -- openssh-server openssh-client rsync
   can_install && { install "$@" || { update && install "$@"; }; } || skipped "an sshd with rsync"
+fi
+if ! { one_of slurmctld && one_of slurmd && one_of munged; }; then
+  set -- slurm-wlm munge
+  can_install && { install "$@" || { update && install "$@"; }; } || skipped "Slurm"
 fi
 if ! one_of chromium chromium-headless-shell chromium-browser google-chrome; then
   # The shell alone has no windows, and is a third smaller. Not every distribution has it; Ubuntu's are snaps, which are no files.
