@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -27,7 +28,11 @@ def slurm() -> Iterator[SlurmHere]:
         pytest.skip(lacking)
     folder = Path(tempfile.mkdtemp(prefix="wts-", dir="/tmp"))  # sockets lie in it: their paths must be short
     try:
-        with SlurmHere(folder) as found:
+        with contextlib.ExitStack() as stack:
+            try:
+                found = stack.enter_context(SlurmHere(folder))
+            except AssertionError as error:  # a container may not let its daemons run: that is not what is tested
+                pytest.skip(f"Slurm does not start on this machine: {str(error)[-500:]}")
             yield found
     finally:
         shutil.rmtree(folder, ignore_errors=True)
