@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -25,6 +26,21 @@ def logged(metrics: Metrics) -> MetricsReader:
     """Return what reads the points logged so far, all of them."""
     metrics.flush()
     return MetricsReader(metrics.path)
+
+
+def test_a_run_that_makes_its_tables_this_moment_is_not_taken_for_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "m.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA journal_mode=WAL")  # the file is there, its tables are not
+
+    def begin() -> None:
+        Metrics(path).close()
+
+    begun = threading.Timer(0.2, begin)
+    begun.start()
+    with MetricsReader(path) as reader:
+        assert reader.names() == []
+    begun.join()
 
 
 def test_series_latest_names_and_events(tmp_path: Path) -> None:

@@ -32,6 +32,8 @@ _MOST_WAITING = 1_000_000
 _FLUSH_SECONDS = 30.0
 # A checkpoint that is being written takes room for a moment: nothing to tell of.
 _TOLD_AFTER = 10.0
+# In which the tables of a new file are made.
+_MADE_SECONDS = 1.0
 
 
 class Point(NamedTuple):
@@ -370,15 +372,20 @@ def _connect_reader(path: Path) -> sqlite3.Connection:
     if not path.is_file():
         raise UserError(f"metrics {path} do not exist", "name a run folder; `windtunnel runs` lists them")
     address = f"file:{quote(str(path.resolve()))}"
-    error: Exception | None = None
-    for options in ("?mode=ro", "?immutable=1"):  # the second for folders this user may not write to
-        try:
-            connection = sqlite3.connect(address + options, uri=True, timeout=10.0, check_same_thread=False)
-            connection.execute("SELECT count(*) FROM series").fetchone()
-            return connection
-        except sqlite3.DatabaseError as found:
-            error = error or found
-    raise _damaged(path, error)
+    until = time.monotonic() + _MADE_SECONDS
+    while True:
+        error: Exception | None = None
+        for options in ("?mode=ro", "?immutable=1"):  # the second for folders this user may not write to
+            try:
+                connection = sqlite3.connect(address + options, uri=True, timeout=10.0, check_same_thread=False)
+                connection.execute("SELECT count(*) FROM series").fetchone()
+                return connection
+            except sqlite3.DatabaseError as found:
+                error = error or found
+        # A run that has just begun has the file a moment before its tables.
+        if "no such table" not in str(error) or time.monotonic() > until:
+            raise _damaged(path, error)
+        time.sleep(0.05)
 
 
 def _damaged(path: Path, error: Exception | None) -> UserError:
