@@ -20,6 +20,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -80,16 +81,16 @@ def main() -> None:
         "--tokenizer", type=Path, default=Path.home() / ".cache" / "windtunnel" / "models" / "smollm2-135m-instruct"
     )
     parser.add_argument("--set", action="append", default=[], dest="sets")
-    parser.add_argument("--work", type=Path, default=Path("/tmp/grpo-job"))
+    parser.add_argument("--work", type=Path, help="a new folder for the model and the runs; the default is a temporary one")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    shutil.rmtree(options.work, ignore_errors=True)
-    options.work.mkdir(parents=True)
+    work = options.work or Path(tempfile.mkdtemp(prefix="grpo-job-"))
+    work.mkdir(parents=True, exist_ok=options.work is None)
     config, sets = CASES[options.case]
-    model = write_model(config, options.tokenizer, options.work / "model")
-    command = [sys.executable, "-m", "windtunnel", "train", "grpo", "--yes", "--root", str(options.work / "runs")]
-    letters = f"{options.work / 'reward.py'}:letters"
-    (options.work / "reward.py").write_text(REWARD)
+    model = write_model(config, options.tokenizer, work / "model")
+    command = [sys.executable, "-m", "windtunnel", "train", "grpo", "--yes", "--root", str(work / "runs")]
+    letters = f"{work / 'reward.py'}:letters"
+    (work / "reward.py").write_text(REWARD)
     given = [
         f"model.config={model}", "stages.sft.init_from=random", f"stages.rl.engine={options.engine}",
         f"stages.rl.placement={options.placement}", f"stages.rl.budget={{steps: {options.rounds}}}", "checkpoints.every=2 steps",
@@ -99,10 +100,10 @@ def main() -> None:
         *sets, *options.sets,
     ]  # fmt: skip
     kills = sorted((int(at), role) for role, at in (one.split("@") for one in options.kill))
-    began, job = time.time(), Job([*command, *(part for one in given for part in ("--set", one))], options.work)
+    began, job = time.time(), Job([*command, *(part for one in given for part in ("--set", one))], work)
 
     def write() -> dict[str, Any]:
-        printed = options.work / "printed.txt"
+        printed = work / "printed.txt"
         result = {
             "what": "the recipe grpo by `windtunnel train`, random weights, with processes killed on the way",
             "command": " ".join(["benchmarks/grpo_job.py", *sys.argv[1:]]),
@@ -143,8 +144,8 @@ class Job:
                     if waiting and done >= waiting[0][0]:
                         self._kill(*waiting.pop(0))
             self.codes.append(process.returncode)
-            learner_died = self.killed and self.killed[-1]["role"] == "learner" and self.killed[-1]["next_round_after"] is None
-            if process.returncode == 0 or not learner_died or len(self.codes) > len(kills) + 1:
+            died = bool(self.killed) and self.killed[-1]["role"] == "learner"
+            if process.returncode == 0 or not died or len(self.codes) > len(kills) + 1:
                 return
             command = [*self._command[:4], "--resume", "--yes", "--root", str(self.root)]
 
