@@ -11,21 +11,32 @@ _WORDS = {
     "single": 1, "one": 1, "two": 2, "dual": 2, "three": 3, "four": 4, "quad": 4, "six": 6, "eight": 8, "ten": 10, "sixteen": 16,
 }  # fmt: skip
 _WORD = re.compile(rf"^(?:a\s+)?({'|'.join(_WORDS)})\s+(?:x\s+)?(?=(nodes?\b)|\S)", re.I)
-_MEMORY = re.compile(r"\s*[(\uff08]\s*(\d+)\s*g(?:i?b)?\s*[)\uff09]", re.I)
-_MEMORY_WITHIN = re.compile(r"(\d{2,3})\s*g(?:i?b)?\s+((?:sxm|pcie|nvl)\w*)$", re.I)
+_NOISE_WORDS = r"v?ram|memory|each|per|nvlink|nvswitch|infiniband|ib|tensor cores?"
+# In brackets behind a GPU: how much memory it has, its form, and what goes without saying.
+_ASIDE = re.compile(rf"\s*[(\uff08]\s*((?:(?:\d+\s*gi?b?|sxm\d?|pcie|{_NOISE_WORDS})\b[\s,/+]*)+)[)\uff09]", re.I)
+_NOISE = re.compile(rf"(?:[\s,+]|\bwith\b|\bw/)+(?:{_NOISE_WORDS})\b", re.I)
+_MEMORY_WITHIN = re.compile(r"(\d{2,3})\s*g(?:i?b)?[\s-]+((?:sxm|pcie|nvl)\w*)$", re.I)
 _MANY = re.compile(r"(?<=\d{3})s\b")  # H100s, 4090s; an L40S is another GPU than an L40
-_DGX = re.compile(r"^(?:(\d+)\s*[x×*]?\s*)?dgx[\s-]+([ahb][12]00)(?:\s+(?:node|server|machine)s?)?$", re.I)
-_ONE_NODE = re.compile(r"^(\d+\s*[x×*].*|.*\s[x×*:]\s*\d+)\s+(?:node|server|machine|instance)$", re.I)
+_DGX = re.compile(r"^(?:(\d+)\s*[x×*]?\s*)?dgx[\s-]*([ahb][12]00)(?:\s+(?:node|server|machine)s?)?$", re.I)
+_ONE_NODE = re.compile(r"^((?!1\s*[x×*])\d+\s*[x×*].*|.*\s[x×*:]\s*\d+)\s+(?:node|server|machine|instance)$", re.I)
 _LATER = re.compile(
-    r"^(?P<name>(?:rtx[\s_-]*\d|[A-Za-z]|[3-5]090(?!\d))[^:x×*]*?)\s*(?::|\s[x×*]\s*|[x×*])\s*(?P<count>\d{1,3})$", re.I
+    r"^(?P<name>(?:rtx[\s_-]*\d|[A-Za-z]|[3-5]090(?!\d))[^:x×*]*?(?:(?:sxm|\.\d*xlarge)[^:x×*]*?)?)\s*(?::|\s[x×*]\s*|[x×*])\s*(?P<count>\d{1,3})$",
+    re.I,
+)
+_ALL = re.compile(
+    r"^(?P<all>\d+)\s*[x×*]?\s*(?P<name>[A-Za-z][^()]*?)\s*(?:[,(]|\bon\b|\bover\b|\bacross\b)\s*(?P<nodes>[2-9]|\d\d+)\s*nodes\)?$",
+    re.I,
 )
 _NODES = re.compile(r"^(?P<nodes>\d+)\s*nodes?\s*(?:of|with|[x×*,])?\s*(?P<rest>.+?)(?:\s+each)?$", re.I)
 _TWICE = re.compile(r"^(?P<nodes>\d+)\s*[x×*]\s*(?P<count>\d+)\s*[x×*]?\s*(?P<name>[A-Za-z].*)$")
-_BARE = re.compile(r"^(?P<count>\d{1,3})\s+(?P<name>(?![xX]\s)[A-Za-z].*)$")
+_BARE = re.compile(r"^(?P<count>\d{1,3})\s+(?P<name>(?![xX]\s)(?:[A-Za-z]|[345]090\b).*)$")
 _PRICE = re.compile(
-    r"^(?P<body>.+?)\s*(?:\bat\b|\bfor\b|,)?\s*"
+    r"^(?P<body>.+?)\s*(?:\bat\b|\bfor\b|[,(=])?\s*"
     r"(?P<price>\$\s*\d[\d.]*\s*(?:/|per\b|an?\b).*|\d[\d.]*\s*\$\s*/.*|\d[\d.]*\s*(?:usd|dollars?)\b.*)$",
     re.I,
+)
+_FIRST = re.compile(
+    r"^(?P<price>[~\u2248]?\$\s*[\d.]+\s*(?:/|per\s+)(?:gpu[\s/-]*)?(?:hour|hr|h))\s+(?:(?:on|for|an?)\s+)?(?P<body>.+)$", re.I
 )
 # A board of 4 or 8 GPUs without a server around it, by which sellers name nodes.
 _HGX = re.compile(
@@ -36,7 +47,11 @@ _HGX = re.compile(
 _NVL72 = re.compile(r"^(gb[23]00)[\s-]+nvl[\s-]?72(?:\s+rack)?$", re.I)
 # As in a batch script: --gres=gpu:h100:8, --gpus-per-node=8.
 _SLURM = re.compile(r"^(?:--)?(?:gres=|gpus(?:-per-node)?=)?(?:gpu:)?(?=[a-z]\w*:\d+$)", re.I)
-_RENTED = re.compile(r"^(?:aws|amazon|ec2|gcp|google(?: cloud)?|azure)\s+(?=\S*\d+\S*[._-]\S+$)", re.I)
+_RENTED = re.compile(r"^(?:(?:aws|amazon|ec2|gcp|google(?: cloud)?|azure)\s+(?=\S*\d+\S*[._-]\S+$)|ml\.(?=[a-z]+\d))", re.I)
+_REMARK = re.compile(
+    r"^(?:aws\s+)?(?P<count>\d+\s*[x×]\s*)?(?P<machine>[A-Za-z][\w.-]*\w)\s*[:,(]\s*(?P<told>\d+\s*[x×*]?\s*[A-Za-z][^()@]*)\)?$",
+    re.I,
+)
 _LAST_NODES = re.compile(r"^(?P<rest>.+?)\s*[x×*]\s*(?P<nodes>\d+)\s*nodes?$", re.I)
 _BEHIND = re.compile(r"^(?P<name>[A-Za-z][\w-]*?)(?:\s*,\s*|\s*\(|-(?=[1-9]$))(?P<count>\d{1,3})\s*[x×]?\s*\)?$")
 _GLUED = re.compile(r"^(?P<count>\d{1,2})(?:-(?:way\s+|\s*)?|\s+way\s+|(?=[a-wyz]))(?P<name>[a-wyz]{1,2}\d{2,3}\w*.*)$", re.I)
@@ -46,7 +61,7 @@ _NOTEBOOKS = {"colab": "T4, L4 or A100-40", "kaggle": "2xT4"}
 _NOTEBOOK = re.compile(
     r"[\s,(]*\b(?:(?:free|my)\s+)?(?:google\s+)?(?:colab(?:oratory)?|kaggle)\b(?:\s+(?:free|pro\b\+?|notebook))*[\s,):-]*", re.I
 )
-_MINE = re.compile(r"^my\s+(?:own\s+)?(?=(?:rtx\s+)?\S*\d)", re.I)
+_MINE = re.compile(r"^(?:(?:my|local|home|own|an?|cluster of)\s+)+(?=(?:rtx\s+)?\S*\d)", re.I)
 _SMALL_G = {"24": 2, "48": 4, "96": 8}  # vCPUs of Google's machines with L4 -> GPUs; others have one
 # Names of machines that clouds rent, as they are written -> how many of which GPU each has. Google and Azure: their pages on
 # accelerator-optimized machines and on ND and NC sizes; AWS: G6, G6e and P6; Lambda names its own by what is in them.
@@ -59,22 +74,28 @@ _MACHINES: tuple[tuple[str, Callable[[re.Match[str]], tuple[int | str, str]]], .
     (r"g2-standard-(\d+)", lambda m: (_SMALL_G.get(m[1], 1), "L4")),
     (r"(?:standard_)?nd96i?asr(?:_a100)?_v4", lambda m: (8, "A100-40")),
     (r"(?:standard_)?nd96i?amsr(?:_a100)?_v4", lambda m: (8, "A100-80")),
-    (r"(?:standard_)?nd96isr_(h[12]00)_v5", lambda m: (8, m[1].upper())),
+    (r"(?:standard_)?nd(?:96isr)?[_ ](h[12]00)[_ ]v5", lambda m: (8, m[1].upper())),
     (r"(?:standard_)?nc(24|48|96)ads_a100_v4", lambda m: (int(m[1]) // 24, "A100-80")),
     (r"(?:standard_)?nc(40|80)adi?s_h100_v5", lambda m: (int(m[1]) // 40, "H100-NVL")),
+    (r"g4dn\.(\d*)xlarge", lambda m: (4 if m[1] == "12" else 1, "T4")),
+    (r"g5\.(2|4|8|16|24)xlarge", lambda m: (4 if m[1] == "24" else 1, "A10G")),
+    (r"p5\.4xlarge", lambda m: (1, "H100")),
     (r"g6(e?)\.(\d*)xlarge", lambda m: ({"12": 4, "24": 4, "48": 8}.get(m[2], 1), "L40S" if m[1] else "L4")),
     (r"p6-b200\.48xlarge", lambda m: (8, "B200")),
-    (r"gpu_(\d+)x_([a-z]+\d+)(?:_(?:sxm\d?|80gb_sxm4))?", lambda m: (m[1], m[2].upper())),
+    (r"gpu_(\d+)x_([a-z]+\d+)(?:_(?:sxm\d?|80gb_sxm4|(pcie)))?", lambda m: (m[1], m[2].upper() + ("-PCIe" if m[3] else ""))),
 )
 # Said by name: 'did you mean H100?' would be no answer to an MI300X.
 UNSUPPORTED = (
     (r"mi\d{3}x?|instinct|radeon|rocm", "AMD's GPUs are not supported: kernels and plans here are for NVIDIA's (CUDA)"),
-    (r"tpu\w*|v\d+[ep]-?\d*|trillium|ironwood", "Google's TPUs are not supported: training here is PyTorch on NVIDIA's GPUs"),
+    (
+        r"tpu\w*|v\d+(?:[ep]|litepod)-?\d*|trillium|ironwood",
+        "Google's TPUs are not supported: training here is PyTorch on NVIDIA's GPUs",
+    ),
     (
         r"trn\d|trainium|inf\d|inferentia",
         "AWS's Trainium and Inferentia are not supported: training here is PyTorch on NVIDIA GPUs",
     ),
-    (r"gaudi\d?|max1\d00|ponte", "Intel's accelerators are not supported: training here is PyTorch on NVIDIA's GPUs"),
+    (r"gaudi\d?|max1\d00|ponte|intel.*|arc", "Intel's accelerators are not supported: training here is PyTorch on NVIDIA's GPUs"),
     (r"m[1-5](?:pro|max|ultra)?|apple.*|mps", "Apple's GPUs are not supported; a Mac trains on its CPU (cpu)"),
 )
 """What whole names look like that no plan is made for -> why."""
@@ -88,11 +109,32 @@ ARCHITECTURES = {
 }  # fmt: skip
 PROVIDERS = r"aws|amazon|gcp|google|azure|lambda(?: labs)?|runpod|modal|coreweave|vast(?:\.ai)?|together|crusoe|nebius|oracle"
 UNLISTED = frozenset({
-    "p100", "v100", "a10", "a16", "a30", "a40", "a6000", "rtxa6000", "a5000", "rtxa5000", "rtx6000ada", "rtxpro6000", "h800",
-    "a800", "h20", "l40", "b300", "gb300", "dgxspark", "gb10", "h200nvl", "b100",
+    "a2", "l2", "a100", "a4000", "rtxa4000", "rtx6000", "quadrortx8000", "p100", "v100", "a10", "a16", "a30", "a40", "a6000",
+    "rtxa6000", "a5000", "rtxa5000", "rtx6000ada", "rtxpro6000", "h800", "a800", "h20", "l40", "b300", "gb300", "dgxspark",
+    "gb10", "h200nvl", "b100",
 })  # fmt: skip
 """GPUs that exist and are not in the catalog: another name that looks alike is no help."""
 _OTHERS = re.compile(r"(?:gtx)?(?:9\d0|1[06]\d0)(?:ti|super)?|titan\w*|(?:rtx)?[2-5]0[5-9]0(?:ti|super|d|laptop|mobile)*")
+
+_UNCLEAR = (
+    (
+        r"^(?:auto|cuda|none|(?:a |my )?(?:laptop|mac(?:book)?|desktop|pc)\b.*|cpu.*|(?:no|\d+) ?x? ?(?:v?cpu|core)s?)$",
+        "it names no GPU",
+        "here (this machine with its GPUs), or cpu (this machine without)",
+    ),
+    (r"^(?:\d+\s*[x×*]?\s*)?nvl[\s-]?72$", "an NVL72 is of 72 GPUs, and it does not say which", "18x(4xGB200), or a rig file"),
+    (
+        r"\d *[x×*]? *[a-z]+\d+\w* *(?:,|\+|&|and) *\d+ *[x×*]? *[a-z]+\d",
+        "a rig is of one kind of GPU",
+        "plan each of them with an --on of its own",
+    ),
+    (
+        r"\bmig\b|^half\b|^\d/\d\b|^0?\.\d",
+        "parts of a GPU are not planned",
+        "name a whole one, or describe the part in a rig file",
+    ),
+)
+"""What words look like that leave out or say too much -> what, and the fix."""
 
 
 def tidy(text: str) -> tuple[str, str]:
@@ -102,7 +144,7 @@ def tidy(text: str) -> tuple[str, str]:
     """
     # What stands behind @ is a price in the grammar's own words; only without one are others looked for.
     body, at, price = text.strip().partition("@")
-    if not at and (found := _PRICE.match(body)):
+    if not at and (found := _FIRST.match(body) or _PRICE.match(body)):
         body, price = found["body"], found["price"]
     elif not at and (market := _MARKET.search(body)):
         body, price = _MARKET.sub(" ", body, count=1), market["kind"].replace(" ", "-")
@@ -121,9 +163,10 @@ def _spelt(body: str) -> str:
     # The order matters from here on: memory and plural go before the machine's name is looked up, the number of nodes after it.
     body = _MINE.sub("", given or body)
     body = _RENTED.sub("", _bare(body))
-    body = re.sub(r"(?i)\s+(?:with\s+)?nvlink$", "", re.sub(r"(?i)(?<=\d)/(?=\d{2,3}\s*(?:g(?:i?b)?)?$)", " ", body))
+    body = _NOISE.sub("", _ASIDE.sub(r" \1", body)).strip()
+    body = re.sub(r"(?i)(?<=\d)/(?=\d{2,3}\s*(?:g(?:i?b)?)?$)", " ", body)
     body = _WORD.sub(lambda found: f"{_WORDS[found[1].lower()]}{' ' if found[2] else 'x'}", body)
-    body = _MEMORY_WITHIN.sub(r"\2 \1GB", _MANY.sub("", _MEMORY.sub(r" \1GB", body)))
+    body = _MEMORY_WITHIN.sub(r"\2 \1GB", _MANY.sub("", body))
     if (whole := _whole(body)) is not None:
         return whole
     if found := _ONE_NODE.match(body):
@@ -162,6 +205,8 @@ def _bare(body: str) -> str:
 
 def _counted(body: str, deeper: int) -> str:
     """'H100:8' and '8 H100' -> '8xH100', '2x8xH100' and '2 nodes of 8xH100' -> '2x(8xH100)'."""
+    if (found := _ALL.match(body)) and int(found["all"]) > NODE_GPUS and not int(found["all"]) % int(found["nodes"]):
+        return f"{found['nodes']}x({int(found['all']) // int(found['nodes'])}x{_spelt(found['name'])})"
     if found := _LAST_NODES.match(body):
         return f"{found['nodes']}x({_counted(found['rest'].strip(' ()'), deeper - 1) if deeper else found['rest']})"
     if found := _NODES.match(body):
@@ -178,22 +223,28 @@ def _counted(body: str, deeper: int) -> str:
 
 
 def _per(price: str) -> str:
-    """'2.50$/h' -> '$2.50/h'; '$2.50/GPU/h' and '$2.50 per GPU-hour' -> '$2.50', which is a GPU-hour in the grammar."""
-    text = re.sub(r"(?i)\s*(?:usd|dollars?)\b", "", price)
-    text = re.sub(r"^(\d[\d.]*)\s*\$", r"$\1", text)
-    text = re.sub(r"(?i)\s*(?:/|per|an?)\s*", "/", text)
+    """'2.50$/h' -> '$2.50/h'; '$2.50/GPU/h' and '$2.50/h each' -> '$2.50', which is a GPU-hour in the grammar."""
+    text = re.sub(r"(?i)\s*(?:usd|dollars?)\b", "", price).strip("~\u2248 )")
+    text = re.sub(r"^(\d[\d.]*)\s*\$", r"$\1", re.sub(r"(?<=\d),(?=\d{3}\b)", "", text))
+    text = re.sub(r"(?i)\s*(?:/|\b(?:per|an?)\b)\s*", "/", text)
     gpu = re.match(r"(?i)^(\$?\s*[\d.]+)/(?:gpu|card)(?:[-/ ]?(?:h|hr|hour|hours))?$", text)
     if gpu:
         return gpu[1]
-    whole = re.match(r"(?i)^(\$?\s*[\d.]+)/(?:h|hr|hour|hours)(?:/(?:gpu|card))?$", text)
+    whole = re.match(r"(?i)^(\$?\s*[\d.]+)/(?:h|hr|hour|hours)(?:/(?:gpu|card)|\s+each)?$", text)
     if whole:
-        return whole[1] if re.search(r"(?i)gpu|card", text) else f"{whole[1]}/h"
+        return whole[1] if re.search(r"(?i)gpu|card|each", text) else f"{whole[1]}/h"
     return text
+
+
+def remark(body: str) -> tuple[str, str, str] | None:
+    """Split '2x p5.48xlarge (8x H100)' and 'p5.48xlarge: 8x H100' into count, machine and what it has; None: no such text."""
+    found = _REMARK.match(body.strip())
+    return (found["count"] or "", found["machine"], found["told"]) if found else None
 
 
 def plain(name: str) -> str:
     """Return a name without what writers differ in: case, blanks, dashes."""
-    return re.sub(r"[\s_-]", "", name.lower())
+    return re.sub(r"[\s_-]", "", name.lower()).removeprefix("nvidia")
 
 
 def without_memory(name: str) -> list[tuple[str, float]]:
@@ -205,7 +256,7 @@ def without_memory(name: str) -> list[tuple[str, float]]:
 
 def is_unlisted(name: str) -> bool:
     """Whether a GPU by that name exists and is not in the catalog, whatever its memory and form."""
-    wanted = re.sub(r"(?:sxm|pcie)\d?", "", plain(name))
+    wanted = re.sub(r"(?:sxm|pcie)\d?|blackwell", "", plain(name))
     shorts = (wanted, *(short for short, _ in without_memory(wanted)))
     return any(short in UNLISTED or _OTHERS.fullmatch(short) for short in shorts)
 
@@ -213,13 +264,15 @@ def is_unlisted(name: str) -> bool:
 def unclear(text: str) -> tuple[str, str] | None:
     """Return (what a text leaves out or says too much of, fix), where it can be told; None of others."""
     words = " ".join(text.partition("@")[0].split()).lower()
-    return _of_no_kind(words) or _many_of(text, words)
+    known = next((told for like, *told in _UNCLEAR if re.search(like, words)), None)
+    return (known[0], known[1]) if known else _of_no_kind(words) or _many_of(text, words)
 
 
 def _of_no_kind(words: str) -> tuple[str, str] | None:
     if _NOTEBOOK.fullmatch(words):
         name = next(name for name in _NOTEBOOKS if name in words)
         return "it does not say which GPU was given", f"name it: {_NOTEBOOKS[name]}"
+    words = re.sub(r"^(?:--)?gpus(?:-per-node)?[= ](\d+)$", r"\1 gpus", words)
     if many := re.fullmatch(r"(?:(\d+)|an?|one|some)?\s*(?:x\s*)?(?:nvidia\s+)?(?:gpus?|(?:graphics )?cards?)", words):
         return (
             "it does not say which GPUs",
@@ -238,18 +291,20 @@ def _many_of(text: str, words: str) -> tuple[str, str] | None:
     kind = re.sub(r"^\d+\s*[x×*]?\s*", "", words)
     if plain(kind) in ARCHITECTURES:
         return f"{kind} is what several GPUs are built as", f"name one: {ARCHITECTURES[plain(kind)]}"
-    if re.fullmatch(r"nvl[\s-]?72", kind):
-        return "an NVL72 is of 72 GPUs, and it does not say which", "18x(4xGB200), or a rig file"
-    if re.search(r"\bmig\b|^half\b|^\d/\d\b", words):
-        return "parts of a GPU are not planned", "name a whole one, or describe the part in a rig file"
     if boards := re.match(r"([48])\s*[x×*]?\s*hgx[\s-]+(\w+)", words):
         count, name = boards[1], boards[2].upper()
         return (
             f"{count} GPUs on one board, or {count} boards of {HGX_GPUS} each",
             f"{count}x{name} for the GPUs, {count}x({HGX_GPUS}x{name}) for the boards",
         )
-    if rented := re.match(rf"(?:{PROVIDERS})\s+(.+)$", text.strip(), re.I):
-        return "who rents it out is not part of a rig", f"{rented[1]}, with the price there: {rented[1]}@$2.50 (per GPU-hour)"
+    if nodes := re.fullmatch(r"(?:(\d+)|an?|one)?\s*x?\s*(\S.*?)\s+(?:node|server|machine|box(?=e?s?$))e?s?", words):
+        name, count = nodes[2].upper(), int(nodes[1] or 1)
+        each = f"{NODE_GPUS}x{name}"
+        return "it does not say how many GPUs a node has", f"of eight: {f'{count}x({each})' if count > 1 else each}"
+    who = rf"(?:{PROVIDERS})"
+    if rented := re.fullmatch(rf"{who}\s+(?P<a>.+)|(?P<b>.+?)\s*(?:\bon\b|\bat\b|[,(])\s*{who}\)?", text.strip(), re.I):
+        rig = rented["a"] or rented["b"]
+        return "who rents it out is not part of a rig", f"{rig}, with the price there: {rig}@$2.50 (per GPU-hour)"
     return None
 
 

@@ -11,7 +11,7 @@ from windtunnel.recipe import UserError
 from .catalog import Catalog, load_catalog
 from .detect import detect_rig
 from .file import rig_from_file
-from .names import tidy, unclear, unsupported
+from .names import remark, tidy, unclear, unsupported
 from .types import Price, Rig
 
 PRICES = "@spot, @$2.50 (per GPU-hour) or @$98/h (whole rig)"
@@ -53,6 +53,8 @@ def parse_rig(text: str) -> Rig:
     else:
         body, price = tidy(text)
     at = bool(price) or text.rstrip().endswith("@")
+    if not price and (said := remark(text)) and load_catalog().find_instance(said[1]):
+        return _as_said(*said, text)
     if not body:
         raise UserError(f"rig {text!r} is empty", f"name one: {GRAMMAR}")
     if body.lower() in ("here", "cpu"):
@@ -63,6 +65,16 @@ def parse_rig(text: str) -> Rig:
         return _priced(rig, price, text, None) if at else rig
     rig, known = _named(body, text)
     return _priced(rig, price, text, known) if at else rig
+
+
+def _as_said(count: str, machine: str, told: str, text: str) -> Rig:
+    """Return the rig of a machine's name, if what stands beside it is what the machine has."""
+    rig, said = parse_rig(count + machine), parse_rig(told)
+    assert rig.gpu is not None  # every instance of the catalog has some
+    # 'A100' beside a machine is the one that is in it, of 40 or 80 GB.
+    if said.gpu is None or (rig.gpu.name.split("-")[0], rig.gpus_per_node) != (said.gpu.name.split("-")[0], said.gpus):
+        raise UserError(f"rig {text!r}: {machine} has {rig.gpus_per_node} x {rig.gpu.name}", f"write {machine}, or {said.name}")
+    return rig
 
 
 def _named(body: str, text: str) -> tuple[Rig, Price | None]:
@@ -76,6 +88,8 @@ def _named(body: str, text: str) -> tuple[Rig, Price | None]:
             return _of_instances(catalog, nodes * count, name, text)
         return _of_gpus(catalog, nodes, count, name, text)
     flat = re.fullmatch(rf"(?:(\d+){_TIMES})?([^()@]+)", body, re.I)
+    if not flat and (told := unclear(text)):
+        raise UserError(f"rig {text!r}: {told[0]}", told[1])
     if not flat:
         raise UserError(f"rig {text!r} is not understood", f"expected one of the forms: {GRAMMAR}")
     count, name = int(flat[1] or 1), flat[2].strip()
@@ -92,7 +106,8 @@ def _of_gpus(catalog: Catalog, nodes: int, count: int, name: str, text: str) -> 
             raise UserError(f"rig {text!r}: {why}", f"GPUs: {', '.join(catalog.gpus)}; or cpu")
         if told := unclear(text):
             raise UserError(f"rig {text!r}: {told[0]}", told[1])
-        raise UserError(f"rig {text!r}: no GPU or instance named {name!r}", catalog.nearest(name))
+        named = name if name in text else text
+        raise UserError(f"rig {text!r}: no GPU or instance named {named!r}", catalog.nearest(name))
     _positive(min(nodes, count), text)
     entry, gpu = catalog.gpus[found], catalog.gpu(found)
     if count > entry.max_per_node:
