@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from windtunnel.recipe import Recipe, UserError, find_keys, keys_page, load_recipe, recipe_keys
-from windtunnel.recipe.synonyms import KEYS, VALUES
+from windtunnel.recipe.synonyms import KEYS, OF_KIND, VALUES
 
 PAGE = Path(__file__).parents[2] / "docs" / "recipe-keys.md"
 
@@ -103,12 +103,47 @@ def test_every_key_that_a_foreign_word_leads_to_is_one() -> None:
         ("compile=false", "nearest: stages.pretrain.compile"),
         ("model.depht=12", "nearest: depth"),
         ("wandb_run=x", "wandb_run is notify.track here"),
+        ("training.local_batch_size=8", "local_batch_size is stages.pretrain.micro_batch here"),
+        ("lr_scheduler.min_lr_factor=0.1", "min_lr_factor is stages.pretrain.schedule.final here"),
+        ("activation_checkpoint.mode=full", "mode is layout.recompute here"),
+        ("adam_beta1=0.9", "adam_beta1: AdamW's betas and epsilon are fixed"),
+        ("input_val_bin=x", "input_val_bin is data.validation here"),
+        ("num_generations=8", "num_generations is stages.rl.samples here (of a stage of kind rl)"),
+        ("strict=1", "strict: unknown key; valid: name, description"),
     ],
 )
 def test_other_peoples_words_are_refused_with_ours(given: str, told: str) -> None:
     with pytest.raises(UserError) as caught:
         load_recipe("charlm", [given])
     assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "given", "told"),
+    [
+        ("finetune", "learning_rate=1e-4", "learning_rate is stages.sft.learning_rate here"),
+        ("finetune", "max_grad_norm=1", "max_grad_norm: gradients are scaled down to a norm of 1"),
+        ("finetune", "flash_attention=true", "flash_attention is stages.sft.attention here"),
+        ("finetune", "sample_packing=true", "sample_packing: sequences are packed"),
+        ("grpo", "actor_rollout_ref.actor.optim.lr=1e-6", "lr is stages.sft.learning_rate or stages.rl.learning_rate here"),
+        ("grpo", "actor_rollout_ref.rollout.n=8", "n is stages.rl.samples here (answers per prompt)"),
+        ("grpo", "actor_rollout_ref.model.path=qwen", "path is model.config here"),
+        ("grpo", "stages.rl.train_batch_size=8", "train_batch_size is stages.rl.prompts here"),
+        ("trm", "batch_size=8", "batch_size is stages.validation.micro_batch or stages.quality.micro_batch here"),
+    ],
+)
+def test_other_peoples_words_lead_to_stages_that_the_recipe_has(recipe: str, given: str, told: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load_recipe(recipe, [given])
+    assert told in str(caught.value)
+
+
+def test_every_key_that_a_kind_of_stage_has_instead_is_one() -> None:
+    known = paths()
+    for kind, others in OF_KIND.items():
+        for key, other in others.items():
+            assert key.replace("NAME", "pretrain") in known, key
+            assert isinstance(other, str) or other[0].replace("NAME", kind) in known, other
 
 
 @pytest.mark.parametrize("word", ["fp32", "float32", "tf32"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
@@ -45,27 +45,38 @@ _EXPECTED = {
 }
 
 
-def explain(errors: Sequence[Any], origin: dict[Path_, str], file: str) -> list[str]:
-    """Return one line a wrong key: where it stands, the key, what was expected and the nearest valid name."""
+def explain(errors: Sequence[Any], origin: dict[Path_, str], file: str, stages: Mapping[str, str]) -> list[str]:
+    """Return one line a wrong key: where it stands, the key, what was expected and the nearest valid name.
+
+    Args:
+        errors: as pydantic lists them.
+        origin: where each key came from.
+        file: what is named for keys that came from nowhere.
+        stages: names of the stages that train, and their kinds.
+    """
     groups: dict[Path_, list[Any]] = {}
     models: dict[Path_, type[BaseModel] | None] = {}
     for item in errors:
         parts, model = _readable(tuple(str(part) for part in item["loc"]))
         groups.setdefault(parts, []).append(item)
         models[parts] = model
-    return [_line(parts, items, models[parts], origin, file) for parts, items in groups.items()]
+    return [
+        _line(
+            f"{_where(parts, items[0]['type'], origin, file)}: {'.'.join(parts) or 'recipe'}", parts, items, models[parts], stages
+        )
+        for parts, items in groups.items()
+    ]
 
 
-def _line(parts: Path_, items: list[Any], model: type[BaseModel] | None, origin: dict[Path_, str], file: str) -> str:
-    first, key = items[0], ".".join(parts) or "recipe"
-    where = _where(parts, first["type"], origin, file)
-    start = f"{where}: {key}"
+def _line(start: str, parts: Path_, items: list[Any], model: type[BaseModel] | None, stages: Mapping[str, str]) -> str:
+    first = items[0]
     match first["type"]:
         case "extra_forbidden":
             names = [name for name, field in model.model_fields.items() if not field.exclude] if model else []
-            stage = parts[1] if parts[0] == "stages" and len(parts) > 2 else "pretrain"
-            same = same_key(".".join(parts), first["input"], stage) or _of_recipe(parts) or _elsewhere(parts[-1], stage)
-            return f"{start}: unknown key; {same or _nearest(parts[-1], names) or 'valid: ' + ', '.join(names)}"
+            if parts[0] == "stages" and len(parts) > 2:
+                stages = {parts[1]: stages.get(parts[1], "pretrain")}
+            same = same_key(".".join(parts), first["input"], stages) or _of_recipe(parts) or _elsewhere(parts[-1], stages)
+            return f"{start}: unknown key; {same or _nearest(parts[-1], names, 0.6) or 'valid: ' + ', '.join(names)}"
         case "missing":
             return f"{start}: missing; it must be given, with what `windtunnel recipe --keys {parts[0]}` lists"
         case "union_tag_not_found":
@@ -94,13 +105,19 @@ def _of_recipe(parts: Path_) -> str:
     return f"{name} is a key of the recipe itself, not of a stage; for this stage alone: stages.{stage}.set={{{name}...: ...}}"
 
 
-def _elsewhere(name: str, stage: str) -> str:
-    """Say where a key of this very name stands, the shortest paths first, and of several stages this one's."""
+def _elsewhere(name: str, stages: Mapping[str, str]) -> str:
+    """Say where a key of this very name stands, the shortest paths first, and of several stages the recipe's own."""
     from .keys import recipe_keys  # which reads this module
 
     paths = {key.path for group in recipe_keys() for key in group.keys if key.path.rpartition(".")[2] == name}
-    if f"stages.{stage}.{name}" in paths:
-        paths = {path for path in paths if not path.startswith("stages.") or path.startswith(f"stages.{stage}.")}
+    own = {
+        path.replace(f"stages.{kind}.", f"stages.{stage}.", 1)
+        for stage, kind in stages.items()
+        for path in paths
+        if path.startswith(f"stages.{kind}.")
+    }
+    if own:
+        paths = own | {path for path in paths if not path.startswith("stages.")}
     return f"nearest: {', '.join(sorted(paths, key=lambda path: (len(path), path))[:_MOST_PATHS])}" if paths else ""
 
 
@@ -139,9 +156,9 @@ def _choices(item: Any) -> list[str]:
     return [c.strip("' ") for c in str(item["ctx"]["expected"]).replace(" or ", ",").split(",")]
 
 
-def _nearest(name: str, names: Iterable[str]) -> str:
-    # Lower than difflib's 0.6: names are short, so one wrong letter is a large share of them.
-    found = difflib.get_close_matches(name, list(names), n=1, cutoff=0.4)
+def _nearest(name: str, names: Iterable[str], cutoff: float = 0.4) -> str:
+    # Values are short, so that one wrong letter is a large share of them; of keys, another's word is like none of ours.
+    found = difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff)
     return f"nearest: {found[0]}" if found else ""
 
 

@@ -16,7 +16,7 @@ from .presets import contradictions, fill_preset, value_at
 from .reading import Path_
 from .schema import Recipe
 from .stage_base import Budget, TrainingStage
-from .stages import complete
+from .stages import TRAINING, complete, kind_of
 
 FIX = "; fix: "
 NOT_IN_A_STAGE = ("name", "stages", "stage", "extends", "budget")
@@ -186,7 +186,10 @@ def _valid(data: dict[str, Any], origin: dict[Path_, str], file: str, suffix: st
     try:
         return Recipe.model_validate(data)
     except ValidationError as error:
-        message = "\n".join(f"{line}{suffix}" for line in explain(error.errors(), origin, file))
+        stages = data.get("stages")
+        kinds = {name: kind_of(name, section) for name, section in stages.items()} if isinstance(stages, dict) else {}
+        trains = {name: kind for name, kind in kinds.items() if kind in TRAINING}
+        message = "\n".join(f"{line}{suffix}" for line in explain(error.errors(), origin, file, trains))
     # One sentence of a validator holds both, as pydantic has one text; the command line prints them apart.
     what, fixed, fix = message.partition(FIX)
     raise UserError(f"{what}{suffix}", fix.removesuffix(suffix)) if fixed and "\n" not in message else UserError(message)
