@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import json
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -127,6 +128,11 @@ LINE = json.dumps({"text": "Good."}) + "\n"
         ("a.txt.bz2", bz2.compress(b"text"), "is bzip2"),
         ("a.zip", b"PK\x03\x04 and so on", "is zip"),
         ("a.tgz", gzip.compress(b"a.txt".ljust(257, b"\0") + b"ustar\x0000", mtime=0), "is a tar archive"),
+        ("a.csv", "id,text\n1,one\n", "is a table, whose names, quotes and commas"),
+        ("a.tsv.gz", gzip.compress(b"id\ttext\n", mtime=0), "is a table, whose names, quotes and tabs"),
+        ("a.html", "<!DOCTYPE html><p>Hi.", "is a web page"),
+        ("a.parquet", "<html>404", "is not Parquet: it begins with '<html>404'"),
+        ("a.jsonl.gz", gzip.compress(gzip.compress(LINE.encode())), "is gzip within gzip"),
         ("a.parquet", b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n", "is a Git LFS pointer"),
     ],
 )
@@ -151,6 +157,13 @@ def test_bad_files_are_named(tmp_path: Path, name: str, content: str | bytes, me
         ("a.jsonl", "[" + LINE + "]", "jq -c '.[]' a.jsonl > a.lines.jsonl"),
         ("a.json", '["one"]', "jq -c '.[] | {text: .}' a.json"),
         ("a.jsonl", LINE + '{"txt": "b"}\n', "mend the record"),
+        ("a.jsonl", LINE + '{"text": null}\n', """jq -c 'select(.["text"] != null)' a.jsonl > a.lines.jsonl"""),
+        ("a.jsonl.gz", gzip.compress((LINE.strip() * 2).encode()), "zcat a.jsonl.gz | jq -c . > a.lines.jsonl"),
+        ("a.jsonl", json.dumps(json.loads(LINE), indent=1), "jq -c . a.jsonl"),
+        ("a.jsonl", '"one"\n"two"\n', "jq -c '{text: .}' a.jsonl"),
+        ("a.jsonl", '{"doc": {"text": "one"}}\n', "--set data.corpus.text_key=doc.text"),
+        ("a.jsonl", '{"instruction": "Say.", "input": "", "output": "No."}\n', "--set data.corpus.kind=conversations"),
+        ("a.txt", "\u4e2d\u6587\u6587\u672c\n".encode("gbk") * 99, "iconv -f gb18030 -t utf-8 a.txt > a.utf8.txt (or -f big5"),
     ],
 )
 def test_the_fix_of_a_bad_file_can_be_run(
@@ -161,6 +174,45 @@ def test_the_fix_of_a_bad_file_can_be_run(
     with pytest.raises(UserError) as caught:
         read(Path(name))
     assert command in (caught.value.fix or "")
+
+
+def test_the_fixes_of_tables_are_code_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("it's.csv").write_text('id,text\n1,"one, ""two"""\n2,"a\nb"\n')
+    parquet.write_table(pyarrow.table({"text": ["one", None, "two"]}), "a.parquet")
+    for name, made, texts in (
+        ("it's.csv", "it's.parquet", ['one, "two"', "a\nb"]),
+        ("a.parquet", "a.filled.parquet", ["one", "two"]),
+    ):
+        with pytest.raises(UserError) as caught:
+            read(Path(name))
+        command = (caught.value.fix or "").partition("python -c ")[2].partition(", and name that")[0]
+        exec(shlex.split(command)[0])
+        assert read(Path(made)) == texts
+
+
+def test_text_within_a_record_or_written_as_bytes_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"doc": {"text": "one"}}\n')
+    parquet.write_table(pyarrow.table({"doc": [{"text": "one", "url": "x"}], "id": [1]}), tmp_path / "a.parquet")
+    assert read(tmp_path / "a.jsonl", text_key="doc.text") == read(tmp_path / "a.parquet", text_key="doc.text") == ["one"]
+    parquet.write_table(pyarrow.table({"text": pyarrow.array([b"caf\xc3\xa9"])}), tmp_path / "b.parquet")
+    assert read(tmp_path / "b.parquet") == ["caf\xe9"]
+    parquet.write_table(pyarrow.table({"text": pyarrow.array([b"caf\xe9"])}), tmp_path / "b.parquet")
+    with pytest.raises(UserError, match="bytes that are not UTF-8"):
+        read(tmp_path / "b.parquet")
+
+
+def test_a_zstd_file_may_begin_with_a_frame_for_other_programs(tmp_path: Path) -> None:
+    frame = b"\x50\x2a\x4d\x18\x04\x00\x00\x00abcd"
+    (tmp_path / "a.jsonl.zst").write_bytes(frame + zstandard.compress(LINE.encode()) + frame + zstandard.compress(LINE.encode()))
+    assert read(tmp_path / "a.jsonl.zst") == ["Good.", "Good."]
+
+
+def test_marks_between_documents_that_nobody_split_are_told(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("<|endoftext|>".join(f"Story {number} of many. " * 20 for number in range(30)))
+    assert any(
+        "stands 29 times" in note and "data.corpus.separator=" in note for note in prepare(recipe(tmp_path / "a.txt")).notes
+    )
 
 
 def test_json_lines_are_raw_text_only_on_demand(tmp_path: Path) -> None:

@@ -18,10 +18,11 @@ from windtunnel.recipe import MixtureCorpus, Plugin, Recipe, StdlibCorpus, TextC
 from .cache import cache_root, locked, new_folder
 from .documents import DocumentBatch, batch_of
 from .formats import BOM, Form, dataset_files, form_of, half_character, open_bytes, records, unreadable
-from .not_text import refuse_utf16, to_utf8
+from .not_text import refuse_utf16, to_utf8, without_nulls
 
 BLOCK = 8 << 20  # bytes read at once, and of documents in a batch: large enough that Python's part in it does not show
 LARGEST_DOCUMENT = 64 << 20  # longer ones are cut, since a document is tokenized whole and takes many times its size then
+_ANSWERED = ({"instruction", "output"}, {"prompt", "completion"})  # keys of a question and its answer
 _NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 
 
@@ -198,9 +199,9 @@ def _read_records(file: CorpusFile, form: Form, longest: int) -> Iterator[Docume
     numbers: list[int] = []
     size = 0
     for number, record in records(file.path, form, [file.text_key]):
-        text = record.get(file.text_key)
-        if not isinstance(text, str):
-            raise _without_text(file, number, record)
+        text = _text_of(record, file.text_key)
+        if not isinstance(text, str | bytes):
+            raise _without_text(file, form, number, record)
         for piece in _pieces(_utf8(file, number, text), longest):
             if piece:
                 documents.append(piece)
@@ -213,22 +214,44 @@ def _read_records(file: CorpusFile, form: Form, longest: int) -> Iterator[Docume
         yield batch_of(file.path, documents, numbers, records=True)
 
 
-def _utf8(file: CorpusFile, number: int, text: str) -> bytes:
-    """Return a record's text as UTF-8."""
+def _text_of(record: dict[str, Any], key: str) -> Any:
+    """Return what stands under a key, or under 'doc.text' in the record of another; None where nothing does."""
+    if key in record or "." not in key:
+        return record.get(key)
+    outer, _, inner = key.partition(".")
+    below = record.get(outer)
+    return _text_of(below, inner) if isinstance(below, dict) else None
+
+
+def _utf8(file: CorpusFile, number: int, text: str | bytes) -> bytes:
+    """Return a record's text as UTF-8; some writers of Parquet mark none of their texts as such."""
+    if isinstance(text, bytes):
+        try:
+            text = text.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"{file.path}:{number}: {file.text_key!r} is bytes that are not UTF-8 ({error.reason} at byte {error.start})",
+                "mend the record or leave it out",
+            ) from None
     if half := half_character(text):
         raise UserError(f"{file.path}:{number}: {file.text_key!r} {half}", "mend the record or leave it out")
     return text.encode("utf-8")
 
 
-def _without_text(file: CorpusFile, number: int, record: dict[str, object]) -> UserError:
+def _without_text(file: CorpusFile, form: Form, number: int, record: dict[str, Any]) -> UserError:
     where = f"{file.path}:{number}"
-    if file.text_key in record:
-        found = record[file.text_key]
+    if file.text_key.partition(".")[0] in record:
+        found = _text_of(record, file.text_key)
         what = "null" if found is None else type(found).__name__
-        return UserError(f"{where}: {file.text_key!r} is {what}, expected text", "mend the record or leave it out")
-    if {"messages", "conversations"} & set(record):
+        fix = "mend the record or leave it out"
+        if found is None and form in ("jsonl", "parquet"):
+            fix = f"{fix}: {without_nulls(file.path, file.text_key, table=form == 'parquet')}"
+        return UserError(f"{where}: {file.text_key!r} is {what}, expected text", fix)
+    if {"messages", "conversations"} & set(record) or any(pair <= set(record) for pair in _ANSWERED):
         return UserError(f"{where}: this is a conversation, not a document", "--set data.corpus.kind=conversations")
     texts = [key for key, value in record.items() if isinstance(value, str)]
+    below = [f"{key}.{name}" for key, value in record.items() if isinstance(value, dict) for name in value if name == "text"]
+    texts = texts or below
     fix = f"--set data.corpus.text_key={texts[0]}" if texts else "name the key that holds the text with data.corpus.text_key"
     if number > 1:  # the records before have it
         fix = "mend the record or leave it out"
@@ -312,7 +335,8 @@ def _checked(path: str, documents: list[bytes], offsets: list[int]) -> Iterator[
             cut = error.end == len(text) and error.reason == "unexpected end of data"
             raise UserError(
                 f"data.corpus.files: {path} is not UTF-8: byte 0x{text[error.start]:02x} at byte offset {where} ({error.reason})",
-                ("if it was cut off inside a character, download it again; otherwise " if cut else "") + to_utf8(path),
+                ("if it was cut off inside a character, download it again; otherwise " if cut else "")
+                + to_utf8(path, sample=text[error.start :]),
             ) from None
     yield batch
 

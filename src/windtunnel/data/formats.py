@@ -7,7 +7,6 @@ import gzip
 import io
 import json
 import os
-import shlex
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import IO, Any, Literal
 
 from windtunnel.recipe import UserError, parse_json
 
-from .not_text import refuse_other, to_utf8
+from .not_text import no_object, not_json, one_array, refuse_by_name, refuse_other, to_utf8
 
 Form = Literal["text", "jsonl", "array", "parquet", "arrow"]
 
@@ -23,6 +22,7 @@ LONGEST_LINE = 64 << 20  # a line is held whole; longer ones are files without l
 LARGEST_ARRAY = 4 << 30  # Python's objects of it take several times as much
 BOM = codecs.BOM_UTF8
 _GZIP, _ZSTD, _PARQUET = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1"
+_ZSTD_ASIDE = b"\x2a\x4d\x18"  # behind 0x50 to 0x5f: a frame for other programs, such as pzstd, which may come first
 _ARROW = (b"ARROW1", b"\xff\xff\xff\xff")  # a file, a stream
 _HEAD = 64 << 10  # a first record may be long, and fewer bytes would end inside it
 _LINES = 20  # of the head, by which a text is told from JSON lines
@@ -49,7 +49,7 @@ def open_bytes(path: str) -> IO[bytes]:
     start = file.peek(4)
     if start.startswith(_GZIP):
         return io.BufferedReader(_Gzip(path, file), 1 << 20)
-    if start.startswith(_ZSTD):
+    if start.startswith(_ZSTD) or (start[1:4] == _ZSTD_ASIDE and start[0] >> 4 == 5):
         return io.BufferedReader(_Zstd(path, file), 1 << 20)
     return file
 
@@ -146,6 +146,8 @@ def form_of(path: str, declared: str = "auto") -> Form:
         found = "arrow"
     else:
         refuse_other(path, head)
+        if declared == "auto":
+            refuse_by_name(path, head)
         if declared == "records" and head.removeprefix(BOM).lstrip().startswith(b"["):
             return "array"
         lines = declared in ("jsonl", "records") or (declared == "auto" and _is_json_lines(path, head))
@@ -178,19 +180,8 @@ def _is_json_lines(path: str, head: bytes) -> bool:
             "--set data.corpus.format=jsonl to train on its texts, or format=text to train on braces and keys",
         )
     if suffix == ".json" and text.startswith((b"[", b"{")):
-        raise _array(path, text)
+        raise one_array(path, text)
     return False
-
-
-def _array(path: str, text: bytes) -> UserError:
-    """Return the error for a file of JSON that is one value: an array, of objects or of other things, or one object."""
-    lines = shlex.quote(str(Path(path).with_suffix(".lines.jsonl")))
-    take = ".[]" if text[1:].lstrip().startswith(b"{") else ".[] | {text: .}"
-    if text.startswith(b"{"):
-        fix = 'write {"text": ...} a line for each document, or --set data.corpus.format=text to train on braces and keys'
-        return UserError(f"data.corpus.files: {path} is one JSON object, expected an object a line", fix)
-    fix = f"jq -c '{take}' {shlex.quote(path)} > {lines}, and name that"
-    return UserError(f"data.corpus.files: {path} is one JSON array, expected an object a line", fix)
 
 
 def _is_object(line: bytes) -> bool:
@@ -273,7 +264,7 @@ def line_records(path: str, number: int, lines: bytes) -> Iterator[tuple[int, di
         if content.isspace():
             continue
         if at == 1 and content.startswith(b"["):
-            raise _array(path, content)
+            raise one_array(path, content)
         yield at, _json_record(path, at, content)
 
 
@@ -285,12 +276,11 @@ def _json_record(path: str, number: int, line: bytes) -> dict[str, Any]:
     try:
         record = parse_json(line)
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}:{number}: not UTF-8 ({error.reason})", to_utf8(path)) from None
+        raise UserError(f"{path}:{number}: not UTF-8 ({error.reason})", to_utf8(path, sample=line)) from None
     except ValueError as error:
-        shown = line[:60].decode("utf-8", "replace").strip()
-        raise UserError(f"{path}:{number}: not JSON: {error} ({shown!r})", "write one JSON object a line") from None
+        raise not_json(path, number, line, error) from None
     if not isinstance(record, dict):
-        raise UserError(f"{path}:{number}: expected a JSON object, found {type(record).__name__}", "write one object a line")
+        raise no_object(path, number, record)
     return record
 
 
@@ -352,8 +342,13 @@ def _table_batches(path: str, form: Form, columns: list[str] | None) -> Iterator
 
 
 def _kept(there: list[str], wanted: list[str] | None) -> list[str] | None:
-    """Return the wanted columns that are there; None, which is all, where none is, so that an error can name them."""
-    return [name for name in wanted if name in there] or None if wanted is not None else None
+    """Return the wanted columns that are there; None, which is all, where none is, so that an error can name them.
+
+    'doc.text' is of the column doc.
+    """
+    if wanted is None:
+        return None
+    return [name for name in there if name in wanted or any(one.startswith(f"{name}.") for one in wanted)] or None
 
 
 def dataset_files(folder: str, *, every_split: bool = False) -> list[str]:

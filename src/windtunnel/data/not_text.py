@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import codecs
+import json
 import shlex
 from pathlib import Path
+from typing import Any
 
 from windtunnel.recipe import UserError
 
@@ -16,9 +18,15 @@ _MAGIC = (
     (b"%PDF-", "PDF", "extract its text"),
     (b"SQLite format 3\0", "an SQLite database", "export its text"),
     (b"\x89HDF", "HDF5", "export its text"),
+    (b"\x1f\x8b", "gzip within gzip or zstd", "unpack it once; gzip and zstd are read as they are"),
+    (b"\x28\xb5\x2f\xfd", "zstd within gzip or zstd", "unpack it once; gzip and zstd are read as they are"),
 )
 _POINTER = b"version https://git-lfs.github.com/spec/"
 _TAR, _TAR_AT = b"ustar", 257
+_SEPARATED = {".csv": ("commas", ""), ".tsv": ("tabs", 'delimiter="\\t", ')}
+_UNPACK = {".gz": "zcat", ".gzip": "zcat", ".zst": "zstdcat", ".zstd": "zstdcat"}
+# Of text in the Latin alphabet few bytes lie above ASCII; of others as single or double bytes nearly all letters do.
+_MOSTLY_HIGH = 0.3
 
 
 def what_else(head: bytes) -> tuple[str, str] | None:
@@ -57,13 +65,83 @@ def refuse_utf16(path: str, head: bytes) -> None:
         raise UserError(f"data.corpus.files: {path} is {name.upper()}, expected UTF-8", to_utf8(path, name))
 
 
-def to_utf8(path: str, encoding: str = "") -> str:
-    """Return how a file is converted to UTF-8; without an encoding by a guess that is called one."""
-    kept = Path(path)
-    unpack = {".gz": "zcat", ".gzip": "zcat", ".zst": "zstdcat", ".zstd": "zstdcat"}.get(kept.suffix)
-    kept = kept.with_suffix("") if unpack else kept
-    target = shlex.quote(str(kept.with_name(f"{kept.stem}.utf8{kept.suffix}")))
-    convert = f"iconv -f {encoding or 'cp1252'} -t utf-8"
-    command = f"{unpack} {shlex.quote(path)} | {convert}" if unpack else f"{convert} {shlex.quote(path)}"
+def refuse_by_name(path: str, head: bytes) -> None:
+    """Raise a UserError where a file's contents are not what its name says, or are a table or page that nobody means to learn."""
+    name = Path(path).with_suffix("") if Path(path).suffix in _UNPACK else Path(path)
+    start = head.removeprefix(codecs.BOM_UTF8).lstrip()[:40]
+    if name.suffix == ".parquet":
+        begins = start[:20].decode("utf-8", "replace")
+        raise UserError(f"data.corpus.files: {path} is not Parquet: it begins with {begins!r}", "download it again, or rename it")
+    if start[:15].lower().startswith((b"<!doctype html", b"<html")):
+        fix = (
+            "give its text; or download it again, if it is a site's answer in place of the file; or --set data.corpus.format=text"
+        )
+        raise UserError(f"data.corpus.files: {path} is a web page (HTML)", f"{fix} to train on its tags")
+    if name.suffix in _SEPARATED:
+        marks, delimiter = _SEPARATED[name.suffix]
+        options = f"parse_options=csv.ParseOptions({delimiter}newlines_in_values=True)"
+        given, target = json.dumps(path), json.dumps(str(name.with_suffix(".parquet")))
+        code = f"from pyarrow import csv, parquet; parquet.write_table(csv.read_csv({given}, {options}), {target})"
+        raise UserError(
+            f"data.corpus.files: {path} is a table, whose names, quotes and {marks} would be trained on",
+            f"python -c {shlex.quote(code)}, and name that; or --set data.corpus.format=text to train on it as it is",
+        )
+
+
+def to_utf8(path: str, encoding: str = "", sample: bytes = b"") -> str:
+    """Return how a file is converted to UTF-8; without an encoding by a guess, from some of its bytes, that is called one."""
     guess = "" if encoding else " (or -f the encoding that it was written in)"
-    return f"convert it: {command} > {target}{guess}"
+    encoding = encoding or "cp1252"
+    if guess and sum(byte >= 0x80 for byte in sample[:4096]) > _MOSTLY_HIGH * len(sample[:4096]):
+        encoding, guess = "gb18030", " (or -f big5, shift_jis, euc-kr, cp1251: the encoding that it was written in)"
+    suffix = "".join(Path(path).suffixes[-2:-1] if Path(path).suffix in _UNPACK else Path(path).suffixes[-1:])
+    return f"convert it: {_piped(path, f'iconv -f {encoding} -t utf-8', f'.utf8{suffix}')}{guess}"
+
+
+def _piped(path: str, command: str, suffix: str) -> str:
+    """Return the shell's line that runs a command on a file, unpacked where it is packed, into another beside it."""
+    name = Path(path)
+    unpack = _UNPACK.get(name.suffix)
+    target = shlex.quote(str((name.with_suffix("") if unpack else name).with_suffix(suffix)))
+    given = f"{unpack} {shlex.quote(path)} | {command}" if unpack else f"{command} {shlex.quote(path)}"
+    return f"{given} > {target}"
+
+
+def by_jq(path: str, program: str) -> str:
+    """Return the shell's line that makes JSON lines of a file of JSON with jq."""
+    return f"{_piped(path, f'jq -c {shlex.quote(program)}', '.lines.jsonl')}, and name that"
+
+
+def one_array(path: str, text: bytes) -> UserError:
+    """Return the error for a file of JSON that is one value: an array, of objects or of other things, or one object."""
+    if text.startswith(b"{"):
+        fix = 'write {"text": ...} a line for each document, or --set data.corpus.format=text to train on braces and keys'
+        return UserError(f"data.corpus.files: {path} is one JSON object, expected an object a line", fix)
+    take = ".[]" if text[1:].lstrip().startswith(b"{") else ".[] | {text: .}"
+    return UserError(f"data.corpus.files: {path} is one JSON array, expected an object a line", by_jq(path, take))
+
+
+def not_json(path: str, number: int, line: bytes, error: ValueError) -> UserError:
+    """Return the error for a line that is not JSON; where objects are many on one line, or lie over several, jq can part them."""
+    shown = line[:60].decode("utf-8", "replace").strip()
+    parted = number == 1 and (line.strip() == b"{" or (line.startswith(b"{") and "Extra data" in str(error)))
+    fix = "write one JSON object a line" + (f": {by_jq(path, '.')}" if parted else "")
+    return UserError(f"{path}:{number}: not JSON: {error} ({shown!r})", fix)
+
+
+def no_object(path: str, number: int, value: Any) -> UserError:
+    """Return the error for a line of JSON that is another value than an object."""
+    texts = number == 1 and isinstance(value, str)
+    fix = "write one object a line" + (f": {by_jq(path, '{text: .}')}" if texts else "")
+    return UserError(f"{path}:{number}: expected a JSON object, found {type(value).__name__}", fix)
+
+
+def without_nulls(path: str, key: str, *, table: bool) -> str:
+    """Return how records without text are left out of JSON lines, or of Parquet."""
+    name = ".".join(f'["{part}"]' for part in key.split("."))
+    if not table:
+        return by_jq(path, f"select(.{name} != null)")
+    given, target = json.dumps(path), json.dumps(str(Path(path).with_suffix(".filled.parquet")))
+    code = f"from pyarrow import compute, parquet; t = parquet.read_table({given}); "
+    code += f"parquet.write_table(t.filter(compute.is_valid(t[{json.dumps(key)}])), {target})"
+    return f"python -c {shlex.quote(code)}, and name that"

@@ -32,6 +32,7 @@ from .formats import form_of
 FEW_DOCUMENTS = 100  # a split by document needs some of each side
 PIECE = 64 << 10  # bytes: some twenty pages, within which a model can still learn what belongs together
 SMALLEST_PIECE = 4 << 10
+END_OF_TEXT = "<|endoftext|>"  # between the documents of some published texts, such as TinyStories
 _EXPECTED_ENOUGH = 50  # held-out documents expected, with which a split is empty once in 10**21
 
 
@@ -49,6 +50,7 @@ class Survey:
     characters: np.ndarray[Any, np.dtype[Any]] | None = None
     mark: str = ""
     marked: bool = False
+    ends: int = 0  # END_OF_TEXT in documents that are cut
 
     @property
     def alphabet(self) -> str:
@@ -66,6 +68,8 @@ class Survey:
         """Count a batch of documents."""
         self.count(len(batch), len(batch.text), int(batch.keys.min()), int(batch.keys.max()))
         self.marked = self.marked or (bool(self.mark) and self.mark.encode() in batch.text.tobytes())
+        if self.longest < LARGEST_DOCUMENT:
+            self.ends += batch.text.tobytes().count(END_OF_TEXT.encode())
         if self.characters is not None and len(batch.text):
             if int(batch.text.max()) < 128:
                 self.characters[:128] |= np.bincount(batch.text, minlength=128)[:128] > 0
@@ -85,7 +89,8 @@ def survey_text(data: Data, files: list[CorpusFile], separator: str | None, prog
     auto = data.tokenizer.kind == "character" and data.tokenizer.alphabet == "auto"
     total = sum(f.size for f in files)
     # Known without reading: each file is one document then.
-    few = separator is None and len(files) < FEW_DOCUMENTS and all(form_of(f.path, f.format) == "text" for f in files)
+    plain = separator is None and all(form_of(f.path, f.format) == "text" for f in files)
+    few = plain and len(files) < FEW_DOCUMENTS
     piece = max(SMALLEST_PIECE, min(PIECE, int(total * data.validation)))
     mark = data.corpus.answer_after or "" if isinstance(data.corpus, TextCorpus) else ""
 
@@ -102,6 +107,11 @@ def survey_text(data: Data, files: list[CorpusFile], separator: str | None, prog
         found, few = scan(piece), True
     if few:
         found.notes.append(f"fewer than {FEW_DOCUMENTS} documents: those longer than {piece:,} bytes are cut into pieces")
+        if plain and found.ends > 1:
+            found.notes.append(
+                f"{END_OF_TEXT} stands {found.ends:,} times in them and is trained on as text: "
+                f"--set data.corpus.separator='{END_OF_TEXT}' makes documents of what it ends"
+            )
     if found.documents == 0:
         raise UserError("data.corpus: no text in its documents", "give files, or a corpus, with text in them")
     if mark and not found.marked:

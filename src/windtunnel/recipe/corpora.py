@@ -28,7 +28,9 @@ class TextCorpus(Section):
     format: Literal["auto", "text", "jsonl", "parquet"] = Field(
         "auto", description="what the files are; auto: by their names and first bytes"
     )
-    text_key: str = Field("text", min_length=1, description="the key or column that holds a document's text")
+    text_key: str = Field(
+        "text", min_length=1, description="the key or column that holds a document's text; doc.text is text within doc"
+    )
     answer_after: str | None = Field(
         None,
         min_length=1,
