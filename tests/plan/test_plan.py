@@ -148,6 +148,15 @@ def test_a_limit_below_one_step_is_told() -> None:
     plan = make_plan(charlm("model.depth=12", "budget.tokens=100"), parse_rig("H100"))
     assert plan.steps == 1
     assert any("budget.tokens is 100 tokens, less than" in note for note in plan.notes)
+    assert any("ends the run at less than 1% of the tokens" in note for note in plan.notes)
+    rows = {label: value for label, value, _ in lines(plan)}
+    assert rows["length"].startswith("1 step, ")
+    assert not rows["epochs"].startswith("0.00 ")
+
+
+def test_a_rank_with_one_sequence_has_no_sequences() -> None:
+    one = make_plan(charlm("model.depth=12", "stages.pretrain.batch_tokens=1"), parse_rig("H100"))
+    assert "; 1 sequence of 2,048 a step" in one.layout.describe()
 
 
 @pytest.mark.parametrize("base", ["charlm", "trm-sudoku"])
@@ -260,7 +269,8 @@ def test_a_plan_that_does_not_fit_prints_no_hours_and_dollars() -> None:
     ("source", "sets", "rig", "why"),
     [
         ("sft", ["model.config=llama-3.1-8b", "model.adapter.rank=8", "model.weights=int4"], "8xH100", "bitsandbytes"),
-        ("sft", ["model.config=llama-3.1-8b"], "8xH100", "nothing to train on"),
+        ("sft", ["model.config=llama-3.1-8b"], "8xH100", "data.corpus.kind=conversations"),
+        ("rl", ["model.config=qwen2.5-0.5b"], "8xH100", "data.corpus.kind=prompts"),
     ],
 )
 def test_a_plan_that_train_cannot_run_says_so(source: str, sets: list[str], rig: str, why: str) -> None:

@@ -334,6 +334,7 @@ def test_what_the_catalog_lacks_is_not_taken_for_what_is_spelt_alike(text: str) 
         ("p5.48xlarge (4x H100)", "has 8 x H100", "write p5.48xlarge, or 4xH100"),
         ("RTX 4090 (RunPod)", "who rents it out", "RTX 4090@$2.50"),
         ("8xH100 on AWS", "who rents it out", "8xH100@$2.50"),
+        ("H100,A100", "one kind of GPU", "--on of its own"),
         ("4xA100+4xH100", "one kind of GPU", "--on of its own"),
         ("cuda", "names no GPU", "here (this machine with its GPUs), or cpu"),
         ("laptop", "names no GPU", "or cpu"),

@@ -116,6 +116,8 @@ def test_the_verbs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = verb(capsys, "plan", "charlm", "--set", "data.corpus.digits=2", "--on", "8xH100", "--fit", *paths)
     assert (code, "charlm is of other data than the runs (data.corpus.digits differ)" in out) == (0, True)
     other = str(run(tmp_path, 4, [2.0], data="xyz"))
+    code, _, err = verb(capsys, "plan", "charlm", "--fit", *paths, "nosuch")
+    assert (code, "no runs: nosuch" in err) == (2, True)
     code, _, err = verb(capsys, "plan", "--fit", *paths, other)
     assert (code, "trained on other data" in err) == (2, True)
     code, _, err = verb(capsys, "plan", "charlm", "trm")

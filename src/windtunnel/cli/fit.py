@@ -33,7 +33,7 @@ def fit_runs(names: Sequence[str], on: Sequence[str] | None, sets: Sequence[str]
         UserError: two recipes, runs that cannot be compared, or too few.
     """
     from windtunnel.plan import TrainedPoint, fit_law, what_budget_buys
-    from windtunnel.recipe import UserError, load_recipe
+    from windtunnel.recipe import UserError, load_recipe, recipe_names, template_names
     from windtunnel.rig import parse_rig
     from windtunnel.run import RunFolder
     from windtunnel.watch import read_result
@@ -41,8 +41,10 @@ def fit_runs(names: Sequence[str], on: Sequence[str] | None, sets: Sequence[str]
     folders = [folder for name in names for folder in (Path(name), root / name) if (folder / "manifest.json").exists()]
     recipes = [name for name in names if not any((f / "manifest.json").exists() for f in (Path(name), root / name))]
     if len(recipes) > 1:
+        known = recipes[0] in (*recipe_names(), *template_names()) or recipes[0].endswith((".yaml", ".yml"))
         raise UserError(
-            f"no runs: {', '.join(recipes)}", f"name runs of {root}/ (list them with: windtunnel runs), and at most one recipe"
+            f"no runs: {', '.join(recipes[known:])}",
+            f"name runs of {root}/ (list them with: windtunnel runs), and at most one recipe",
         )
     results = [read_result(folder) for folder in dict.fromkeys(folders)]
     _comparable(results)

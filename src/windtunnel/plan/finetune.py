@@ -370,7 +370,7 @@ def memory_reason(sums: Totals, candidate: Candidate, rig: Rig) -> str:
     else:
         states = f"its frozen weights in {NAMES.get(work.weights, work.weights)} are {_bytes(sums.frozen + sums.resident)}"
     # Rounded down: a rig never has more than is said.
-    usable = f"{rig.name} has {_bytes(ranks * limit * 2**30, down=True)} that may be used"
+    usable = f"{rig.name} {'have' if ' of ' in rig.name else 'has'} {_bytes(ranks * limit * 2**30, down=True)} that may be used"
     needs = (
         f"each rank needs {candidate.peak_gib:,.1f} GiB ({parts_text(candidate.memory.components, ',.1f')}) in the leanest layout"
     )

@@ -19,7 +19,7 @@ from .cost import THESIS_TOKENS
 from .hf_work import PROMPT_TOKENS, read_shape
 from .judging import asked_of, judge_answers
 from .rollout import EnginePlan, plan_engines
-from .text import count_text, dollars_text, hours_text, seconds_text
+from .text import count_text, counted, dollars_text, hours_text, seconds_text
 from .types import Plan
 
 HERE = "here"
@@ -245,7 +245,7 @@ class _Steps:
         own = max(0.0, plan.disk_gib * 2**30 - self.shape.published_bytes - 4.0 * (plan.corpus_tokens or 0.0))
         # Held-out answers and validations are in the plan's hours.
         source = f"the plan above, ±{plan.error['time']:.0%}; disk: checkpoints"
-        return self._step(name, f"{plan.steps:,} steps, {count_text(plan.tokens)} tokens", plan.hours, own, source)
+        return self._step(name, f"{counted(plan.steps, 'step')}, {count_text(plan.tokens)} tokens", plan.hours, own, source)
 
     def _evaluate(self) -> Step:
         return self._answers("evaluate", self.recipe.evaluation.exact_match_problems, 2, counted=True)

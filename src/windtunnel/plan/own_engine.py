@@ -16,7 +16,9 @@ def why_untrainable(recipe: Recipe) -> tuple[str, str] | None:
     if asked is not None:
         return asked
     if isinstance(recipe.data.corpus, CountedCorpus):
-        return "data.corpus.kind is counted: there is nothing to train on", "name the data: --set data.corpus.kind=text"
+        kind = "prompts" if recipe.rl else "conversations" if recipe.sft else "text"
+        fix = f"name the data: --set data.corpus.kind={kind} --set 'data.corpus.files=[FILE]'"
+        return "data.corpus.kind is counted: there is nothing to train on", fix
     return None
 
 

@@ -315,7 +315,8 @@ def _length_notes(recipe: Recipe, sized: Sized, length: Length, corpus: float | 
     # A depth that auto chose needs no advice on depth.
     if ratio < 0.9:
         advice = "" if auto else "; a smaller one may do better"
-        notes.append(f"{length.ended_by} ends the run at {ratio:.0%} of the tokens this depth is best trained with{advice}")
+        share = f"{ratio:.0%}" if ratio >= 0.01 else "less than 1%"
+        notes.append(f"{length.ended_by} ends the run at {share} of the tokens this depth is best trained with{advice}")
     elif ratio > 1.5:
         advice = "" if auto else "; a deeper one may do better"
         notes.append(f"the budget reaches {ratio:.1f} times the tokens this depth is best trained with{advice}")

@@ -128,7 +128,7 @@ def _roles(plan: Plan) -> list[tuple[str, str, str]]:
 
 def _pace(plan: Plan) -> list[tuple[str, str, str]]:
     s = plan.sources
-    step, unit = ("round", "rounds") if plan.roles else ("step", "steps")
+    step = "round" if plan.roles else "step"
     took = f"{seconds_text(plan.step_seconds)} (±{plan.error['time']:.0%}), most of it {plan.bound}"
     each = plan.tokens_per_second
     rate = f"{each:,.0f}" if each >= 10 else f"{each:.2g}"
@@ -137,13 +137,14 @@ def _pace(plan: Plan) -> list[tuple[str, str, str]]:
         (step, took, s["step_seconds"]),
         ("speed", rate, s["mfu"]),
         ("batch", f"{plan.layout.batch_tokens:,} tokens", s["hyper.batch_tokens"]),
-        ("length", f"{plan.steps:,} {unit}, {count_text(plan.tokens)} tokens", s["steps"]),
+        ("length", f"{counted(plan.steps, step)}, {count_text(plan.tokens)} tokens", s["steps"]),
         ("ends", plan.ends, "the first limit that is reached"),
         ("time", hours_text(plan.hours), s["hours"]),
         ("cost", "no price known" if plan.dollars is None else f"${plan.dollars:,.2f}", s["dollars"]),
     ]
     if plan.epochs is not None:
-        rows.append(("epochs", f"{plan.epochs:.2f} over {count_text(plan.corpus_tokens or 0)} tokens", s["epochs"]))
+        shown = f"{plan.epochs:.2f}" if plan.epochs >= 0.1 else f"{plan.epochs:.2g}"
+        rows.append(("epochs", f"{shown} over {count_text(plan.corpus_tokens or 0)} tokens", s["epochs"]))
     return rows
 
 
@@ -159,6 +160,11 @@ def _keeping(plan: Plan) -> list[tuple[str, str, str]]:
         for name, value in plan.hyper.items()
         if name != "batch_tokens"
     ]
+
+
+def counted(number: int, what: str) -> str:
+    """'1 step', '1,200 steps'."""
+    return f"{number:,} {what}{'s' if number != 1 else ''}"
 
 
 def count_text(number: float) -> str:
@@ -184,8 +190,8 @@ def hours_text(hours: float) -> str:
 
 
 def gib_text(gib: float) -> str:
-    """Write an amount of memory or disk: MiB below a tenth of a GiB."""
-    return f"{gib:,.2f} GiB" if gib >= 0.1 else f"{gib * 1024:,.1f} MiB"
+    """Write an amount of memory or disk: MiB below a tenth of a GiB; of thousands no hundredths."""
+    return f"{gib:,.{0 if gib >= 1000 else 2}f} GiB" if gib >= 0.1 else f"{gib * 1024:,.1f} MiB"
 
 
 def dollars_text(dollars: float | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, get_args, get_origin
 
@@ -148,7 +149,8 @@ def expected(item: Any) -> str:
 def _got(value: Any) -> str:
     if isinstance(value, dict | BaseModel):
         return ""
-    text = repr(value)
+    # As YAML writes them.
+    text = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
     return f" (got {text if len(text) <= _LONGEST_VALUE else text[:_LONGEST_VALUE] + '...'})"
 
 

@@ -72,9 +72,8 @@ class Layout:
 
     def describe(self) -> str:
         """Return the layout in one line."""
-        per_rank = (
-            f"{self.accumulation} x {self.micro_batch} sequences" if self.accumulation > 1 else f"{self.micro_batch} sequences"
-        )
+        per_rank = f"{self.accumulation} x {self.micro_batch}" if self.accumulation > 1 else f"{self.micro_batch}"
+        per_rank += " sequence" if per_rank == "1" else " sequences"
         parts = [f"{per_rank} of {self.sequence:,} a step each", self.precision + self._kernels()]
         if self.recompute != "none":
             again = {"step": "supervision steps recomputed", "block": "blocks recomputed"}[self.recompute]

@@ -124,7 +124,7 @@ _UNCLEAR = (
     ),
     (r"^(?:\d+\s*[x×*]?\s*)?nvl[\s-]?72$", "an NVL72 is of 72 GPUs, and it does not say which", "18x(4xGB200), or a rig file"),
     (
-        r"\d *[x×*]? *[a-z]+\d+\w* *(?:,|\+|&|and) *\d+ *[x×*]? *[a-z]+\d",
+        r"[a-z]+\d+\w* *(?:,|\+|&|and) *(?:\d+ *[x×*]? *)?[a-z]+\d",
         "a rig is of one kind of GPU",
         "plan each of them with an --on of its own",
     ),
