@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +24,24 @@ class Hook:
     def __init__(self) -> None:
         self.told: list[dict[str, Any]] = []
         self.status = 200
+        self.endless = b""  # sent again and again: in place of a status, or behind it
         hook = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 hook.told.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-                self.send_response(hook.status)
-                self.end_headers()
+                if hook.status:
+                    self.send_response(hook.status)
+                    self.end_headers()
+                with contextlib.suppress(OSError):
+                    while hook.endless and not hook.closed.wait(0.05):
+                        self.wfile.write(hook.endless)
 
             def log_message(self, *arguments: Any) -> None:
                 """Keep quiet."""
 
-        self.server = HTTPServer(("127.0.0.1", 0), Handler)
+        self.closed = threading.Event()
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.address = f"http://127.0.0.1:{self.server.server_address[1]}/"
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
@@ -41,6 +50,7 @@ class Hook:
 def hook() -> Iterator[Hook]:
     made = Hook()
     yield made
+    made.closed.set()
     made.server.shutdown()
     made.server.server_close()
 
@@ -100,6 +110,27 @@ def test_what_cannot_be_sent_is_said_once_and_stops_nothing(tmp_path: Path, hook
     assert len(said) == 1
     assert said[0].startswith("warn: notify: ")
     assert RunFolder.open(made.path).manifest["status"] == "done"
+
+
+@pytest.mark.parametrize(
+    ("status", "words"), [(200, []), (0, ["warn: notify: TimeoutError: no answer from the web hook in 1 s"])]
+)
+def test_an_answer_without_an_end_is_not_waited_for(
+    tmp_path: Path, hook: Hook, monkeypatch: pytest.MonkeyPatch, status: int, words: list[str]
+) -> None:
+    monkeypatch.setattr("windtunnel.run.notify.PATIENCE", 1.0)
+    hook.status, hook.endless, said = status, b"x", []
+    train(run(tmp_path), Notify(webhook=hook.address, on=["end"]), said)
+    assert [event["kind"] for event in hook.told] == ["end"]
+    assert said == words
+
+
+def test_a_command_that_leaves_something_running_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    said: list[str] = []
+    train(run(tmp_path), Notify(command="sleep 100 & echo $! > pid", on=["end"]), said)
+    os.kill(int(Path("pid").read_text()), signal.SIGKILL)
+    assert said == []
 
 
 def test_gates_are_told_as_they_were_judged(tmp_path: Path, hook: Hook) -> None:

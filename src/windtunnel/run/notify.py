@@ -76,17 +76,35 @@ class Messenger:
 
     def _post(self, event: dict[str, Any]) -> None:
         if self._address is not None:
-            import httpx
-
-            httpx.post(self._address, json=event, timeout=PATIENCE).raise_for_status()
+            # A thread of its own: a look-up of a name has no time-out, and httpx's is between two bytes, of which a server may
+            # send one a second.
+            failed: list[Exception] = []
+            posting = threading.Thread(target=_posted, args=(self._address, event, failed), name="webhook", daemon=True)
+            posting.start()
+            posting.join(PATIENCE)
+            if posting.is_alive():
+                raise TimeoutError(f"no answer from the web hook in {PATIENCE:.0f} s")
+            if failed:
+                raise failed[0]
 
     def _call(self, event: dict[str, Any]) -> None:
         if self._notify.command is not None:
             environment = {**os.environ, "WINDTUNNEL_EVENT": event["text"], "WINDTUNNEL_EVENT_KIND": event["kind"]}
             subprocess.run(
                 self._notify.command, shell=True, input=json.dumps(event), text=True, env=environment, timeout=PATIENCE,
-                check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )  # fmt: skip
+
+
+def _posted(address: str, event: dict[str, Any], failed: list[Exception]) -> None:
+    """Post an event, and note the error if it fails. What is answered behind the status is not read: it may have no end."""
+    import httpx
+
+    try:
+        with httpx.stream("POST", address, json=event, timeout=PATIENCE) as answer:
+            answer.raise_for_status()
+    except Exception as error:
+        failed.append(error)
 
 
 @contextlib.contextmanager
