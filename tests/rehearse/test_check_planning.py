@@ -73,6 +73,19 @@ def test_budgets_that_are_unwise(sets: tuple[str, ...], words: str, tmp_path: Pa
     assert any(words in warning for warning in made.warnings), made.warnings
 
 
+def test_what_is_true_of_several_rigs_and_stages_is_said_once(tmp_path: Path) -> None:
+    sets = ("model.depth=4", "data.corpus.documents=100k", "budget.hours=null", "budget.tokens=200M")
+    made = outcome("plan", tmp_path, *sets, on=("H200", "8xH100"))
+    repeated = [warning for warning in made.warnings if "past 16" in warning]
+    assert len(repeated) == 1
+    assert repeated[0].startswith("H200; 8xH100: ")
+    asked = [warning for warning in outcome("budget", tmp_path, *sets, on=("H200", "8xH100")).warnings if "--yes" in warning]
+    assert asked == [
+        "on H200, 8xH100 `windtunnel train` asks for --yes, which a job without a terminal cannot give: "
+        "the check of the plan says why"
+    ]
+
+
 def test_the_fix_of_an_interval_is_one_that_works(tmp_path: Path) -> None:
     made = outcome("budget", tmp_path, "checkpoints.every=5 h")
     fix = made.fix.split("'")[1]

@@ -150,7 +150,7 @@ def test_json_and_page(tmp_path: Path) -> None:
     assert [p["rig"] for p in data["plans"]] == ["g5.xlarge", "8xH100"]
     assert [r["rung"] for r in data["rungs"]] == ["cpu", "gpu", "node"]
     page = write_page(made, tmp_path / "report.html").read_text()
-    for part in ("mend &lt;it&gt;", "mind &lt;that&gt;", "Found later, when training is over", "<h2>Rungs</h2>"):
+    for part in ("mend &lt;it&gt;", "<li>mind &lt;that&gt;</li>", "Found later, when training is over", "<h2>Rungs</h2>"):
         assert part in page
     mixed = report(tmp_path, *(outcome(status) for status in ("skip", "ok", "warn", "fail")))
     page = write_page(mixed, tmp_path / "report.html").read_text()

@@ -193,7 +193,7 @@ def test_a_browser_shows_the_runs_and_the_newest_step(served: tuple[Path, str], 
             browser.value("document.querySelector('.bar button').click()")
             browser.until("document.querySelectorAll('canvas').length > 3")
             assert browser.value("document.documentElement.scrollWidth") == width
-            loss = "[...document.querySelectorAll('.chart')].find(c => c.innerText.startsWith('loss'))"
+            loss = "[...document.querySelectorAll('.chart')].find(c => c.innerText.startsWith('Loss'))"
             assert browser.value(f"{loss}.querySelectorAll('.legend span').length") == 2  # a curve of each run
             browser.value(f"location.hash = '#/run/{run.path.name}'")
             browser.until("document.querySelector('.figures b')?.textContent.startsWith('50')")

@@ -21,6 +21,7 @@ LONG_HOURS = 0.5
 
 def _plan(context: Context, say: Say) -> Evidence:
     found, parts, facts = Findings(), [], dict[str, dict[str, Any]]()
+    warned: dict[str, list[str]] = {}
     for rig in context.rigs:
         say(rig.name)
         plans = context.plans(rig)
@@ -34,9 +35,12 @@ def _plan(context: Context, say: Say) -> Evidence:
                 continue
             parts.append(f"{name}: {summary(plan)}")
             for warning in plan.warnings:
-                found.warn(f"{name}: {warning}" if len(context.rigs) * len(plans) > 1 else warning)
+                warned.setdefault(warning, []).append(name)
         if len(plans) > 1:
             parts.append(_together(rig, plans))
+    # Once for all rigs and stages of which it is true: of two rigs and two stages most is true four times.
+    for warning, names in warned.items():
+        found.warn(f"{'; '.join(names)}: {warning}" if len(facts) > 1 else warning)
     return found.evidence("; ".join(parts), {"plans": facts})
 
 
@@ -58,6 +62,7 @@ def summary(plan: Plan) -> str:
 
 def _budget(context: Context, say: Say) -> Evidence:
     found, parts = Findings(), []
+    asked: list[str] = []
     for rig in context.rigs:
         say(rig.name)
         dollars = context.recipe.budget.dollars
@@ -68,6 +73,10 @@ def _budget(context: Context, say: Say) -> Evidence:
             if plan.fits:  # else the check of the plan says it
                 stage = f"stage {recipe.stage} " if len(context.stages) > 1 else ""
                 parts.append(stage + _length(found, recipe, rig, plan))
+        asked += [rig.name] if any(plan.fits and plan.needs_yes for plan in context.plans(rig)) else []
+    if asked:
+        on = f"on {', '.join(asked)} `windtunnel train` asks for --yes"
+        found.warn(f"{on}, which a job without a terminal cannot give: the check of the plan says why")
     return found.evidence("; ".join(parts) or "nothing fits")
 
 
@@ -76,10 +85,6 @@ def _length(found: Findings, recipe: Recipe, rig: Rig, plan: Plan) -> str:
     startup = sum(plan.startup.values()) / 3600
     if plan.hours > 0 and startup > STARTUP_SHARE * plan.hours:
         found.warn(f"on {rig.name} {startup / plan.hours:.0%} of the run is starting up: a longer budget is worth more")
-    if plan.needs_yes:
-        found.warn(
-            f"on {rig.name} `windtunnel train` asks for --yes, which a job without a terminal cannot give: {plan.warnings[0]}"
-        )
     words = f"{rig.name}: {plan.steps:,} steps, ended by {plan.ended_by}"
     if isinstance(recipe.model, GPTModel):
         _warmup(found, recipe, rig, plan)

@@ -92,13 +92,13 @@ def late_text(late: Late | None) -> str:
 
 def _row(outcome: Outcome, late: Late | None) -> CheckRow:
     later = f"Found later, {late.rule}: {late_text(late)}." if late else ""
-    evidence, remedy = outcome.evidence, outcome.fix
-    if outcome.warnings:
-        evidence = f"{evidence}. But: {'; '.join(outcome.warnings)}"
+    remedy = outcome.fix
     if outcome.problems:
         # With several problems the outcome's one fix would hide the others.
         remedy = "; ".join(fix or problem for problem, fix in outcome.problems)
-    return CheckRow(outcome.check, outcome.proves, evidence, outcome.seconds, outcome.status, remedy, later)
+    return CheckRow(
+        outcome.check, outcome.proves, outcome.evidence, outcome.seconds, outcome.status, remedy, later, tuple(outcome.warnings)
+    )
 
 
 def _plan(plan: Plan, number: int) -> PlanRow:

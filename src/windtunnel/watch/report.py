@@ -19,7 +19,7 @@ class CheckRow:
     Attributes:
         check: its name. proves: what it shows. evidence: what was seen. remedy: what to do when it failed.
         status: ok, fail, warn (passed, with a reservation) or skip (this machine cannot tell; `remedy` says what can).
-        later: what finding its failure later would cost.
+        later: what finding its failure later would cost. warnings: its reservations.
     """
 
     check: str
@@ -29,6 +29,7 @@ class CheckRow:
     status: Literal["ok", "fail", "warn", "skip"]
     remedy: str = ""
     later: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
