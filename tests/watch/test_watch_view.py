@@ -73,7 +73,7 @@ def test_terminal_is_restored_and_shows_the_last_moment(how: str) -> None:
     assert ("RuntimeError: boom" in got) == bool(how)
 
 
-@pytest.mark.parametrize("columns", [100, 60])
+@pytest.mark.parametrize("columns", [100, 80, 60])
 def test_screen_fits_the_terminal(columns: int) -> None:
     from rich.console import Console
 
@@ -86,6 +86,8 @@ def test_screen_fits_the_terminal(columns: int) -> None:
         lines = stream.getvalue().splitlines()
         assert max(map(len, lines)) <= columns
         assert len(lines) <= 50
+        assert "bits per byte" in stream.getvalue()  # labels are whole
+        assert "gradient norm" in stream.getvalue()
 
 
 def test_forecast_over_budget_and_alerts_are_on_the_screen() -> None:

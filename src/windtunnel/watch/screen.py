@@ -88,7 +88,7 @@ def _figures(now: Snapshot) -> Table:
         memory += " GiB"
     budget = "-" if now.dollars_budget is None else dollars(now.dollars_budget)
     table = Table.grid(padding=(0, 2), expand=True)
-    for ratio in (2, 3, 2, 4):
+    for ratio in (None, 3, None, 4):  # labels are shown whole, whatever the width
         table.add_column(ratio=ratio, no_wrap=True)
     rows = [
         ("loss", number(now.loss), "tokens/s", count(now.tokens_per_second)),
