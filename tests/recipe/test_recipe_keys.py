@@ -138,18 +138,51 @@ def test_other_peoples_words_lead_to_stages_that_the_recipe_has(recipe: str, giv
     assert told in str(caught.value)
 
 
-def test_every_key_that_a_kind_of_stage_has_instead_is_one() -> None:
+@pytest.mark.parametrize("kind", ["sft", "rl"])
+def test_every_key_that_a_foreign_word_leads_to_is_one_in_stages_of_other_kinds(kind: str) -> None:
     known = paths()
-    for kind, others in OF_KIND.items():
-        for key, other in others.items():
-            assert key.replace("NAME", "pretrain") in known, key
-            assert isinstance(other, str) or other[0].replace("NAME", kind) in known, other
+    for word, (key, _) in KEYS.items():
+        if key.startswith("stages.NAME."):
+            other = OF_KIND[kind].get(key, (key, ""))
+            # A schedule's keys are listed once, those of pretraining.
+            listed = (
+                other if isinstance(other, str) else other[0].replace("NAME.schedule", "pretrain.schedule").replace("NAME", kind)
+            )
+            assert isinstance(other, str) or listed in known, (word, other)
 
 
 @pytest.mark.parametrize("word", ["fp32", "float32", "tf32"])
 def test_a_precision_that_fine_tuning_lacks_leads_to_one_that_it_has(word: str) -> None:
     with pytest.raises(UserError, match="nearest: auto"):
         load_recipe("sft", [f"stages.sft.precision={word}"])
+
+
+@pytest.mark.parametrize(
+    ("recipe", "given", "nearest"),
+    [
+        ("finetune", "stages.sft.attention=sdpa", "auto"),
+        ("finetune", "data.corpus.loss=assistant", "answers"),
+        ("finetune", "data.corpus.format=openai", "messages"),
+        ("grpo", "stages.rl.loss=bnpo", "dapo"),
+        ("grpo", "stages.rl.engine=sglang", "vllm"),
+        ("grpo", "stages.rl.advantages=rloo", "leave-one-out"),
+        ("grpo", "stages.rl.mismatch=icepop", "mask"),
+        ("charlm", "data.corpus.kind=parquet", "text"),
+        ("charlm", "data.tokenizer.kind=gpt2", "folder"),
+        ("charlm", "layout.shard=2", "optimizer"),
+        ("charlm", "model.mlp=geglu", "swiglu"),
+    ],
+)
+def test_other_peoples_values_are_refused_with_ours(recipe: str, given: str, nearest: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load_recipe(recipe, [given])
+    assert str(caught.value).endswith(f"; nearest: {nearest}")
+
+
+def test_minutes_are_no_millions() -> None:
+    with pytest.raises(UserError) as caught:
+        load_recipe("charlm", ["budget.hours=90m"])
+    assert "nearest" not in str(caught.value)
 
 
 def test_4bit_weights_are_int4() -> None:

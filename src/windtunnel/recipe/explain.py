@@ -85,7 +85,9 @@ def _line(start: str, parts: Path_, items: list[Any], model: type[BaseModel] | N
         case "union_tag_invalid":
             given, kinds = str(first["ctx"]["tag"]), _kinds(parts)
             kinds += [plugin.name for plugin in plugins("corpora")] if parts == CORPUS else []
-            return f"{start}.kind: expected {either(kinds)} (got {given!r}){_hint(given, kinds)}"
+            same = same_value("kind", given, nullable=False)
+            nearest = f"; nearest: {same}" if same in kinds else _hint(given, kinds)
+            return f"{start}.kind: expected {either(kinds)} (got {given!r}){nearest}"
     wanted = list(dict.fromkeys(expected(item) for item in items))
     # Several errors of one key are the branches of a union, each of which refused the value.
     message = wanted[0] if len(wanted) == 1 else "expected " + " or ".join(each.removeprefix("expected ") for each in wanted)

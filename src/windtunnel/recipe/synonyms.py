@@ -48,7 +48,7 @@ _NAME = ("name", "runs are named after it")
 _FOLDER = ("--root, or $WINDTUNNEL_RUNS", "the folder of all runs")
 _FILES = ("data.corpus.files", "of data.corpus.kind text, conversations or prompts")
 _HELD_OUT = ("data.validation", "a share")
-_LEARNED = ("data.corpus.loss", "assistant, last or all")
+_LEARNED = ("data.corpus.loss", "answers, last or all")
 _PATIENCE = ("bands.overfit_patience", "validations")
 _ANSWER = (f"{_RL}.answer_tokens", "")
 _SAMPLES, _PROMPTS = (f"{_RL}.samples", "answers per prompt"), (f"{_RL}.prompts", "per round")
@@ -150,16 +150,18 @@ KEYS: dict[str, tuple[str, str]] = {
 }  # fmt: skip
 """Another's word, in small letters, or the last two parts of its path -> the key that means the same, and what to know of it."""
 
+_ONE_RATE = (f"{STAGE}.learning_rate", "of all weights that are trained")
 OF_KIND: dict[str, dict[str, tuple[str, str] | str]] = {
     "sft": {
-        _RATE[0]: (f"{STAGE}.learning_rate", ""),
+        **dict.fromkeys((_RATE[0], f"{STAGE}.optimizer.embedding_lr", f"{STAGE}.optimizer.unembedding_lr"), _ONE_RATE),
         _CLIP[0]: "gradients are scaled down to a norm of 1",
         _DECAY[0]: "there is none when fine-tuning",
         _ATTENTION[0]: (f"{STAGE}.attention", ""),
         f"{STAGE}.tokens_per_parameter": _EPOCHS,
     },
     "rl": {
-        _RATE[0]: (f"{STAGE}.learning_rate", ""),
+        **dict.fromkeys((_RATE[0], f"{STAGE}.optimizer.embedding_lr", f"{STAGE}.optimizer.unembedding_lr"), _ONE_RATE),
+        f"{STAGE}.tokens_per_parameter": _STEPS,
         _CLIP[0]: "gradients are scaled down to a norm of 1",
         _DECAY[0]: "there is none in reinforcement learning",
         _BATCH[0]: (f"{STAGE}.prompts", "each with `samples` answers, over `updates` steps"),
@@ -219,6 +221,7 @@ ABSENT = {
 VALUES: dict[str, dict[str, str]] = {
     "shard": {
         "zero3": "full", "zero-3": "full", "fsdp": "full", "fsdp2": "full", "3": "full", "full_shard": "full",
+        "hybrid_shard": "full", "shard_grad_op": "optimizer", "no_shard": "none", "2": "optimizer", "1": "optimizer", "0": "none",
         "zero2": "optimizer", "zero-2": "optimizer", "zero1": "optimizer", "zero-1": "optimizer", "zero": "optimizer",
         "ddp": "none", "no": "none",
     },
@@ -230,17 +233,40 @@ VALUES: dict[str, dict[str, str]] = {
         "fp32": "auto",  # fine-tuning has it on a CPU alone
         "float8": "fp8", "tf32": "fp32", "8bit": "fp8", "8-bit": "fp8", "int8": "fp8", "4bit": "fp8", "4-bit": "fp8",
         "int4": "fp8", "nf4": "fp8", "fp4": "fp8"},  # the least that is computed in; weights alone may be int4
-    "states": {"8bit": "int8", "8-bit": "int8", "float32": "fp32", "bfloat16": "bf16", "paged_adamw_8bit": "int8"},
+    "states": {
+        "8bit": "int8", "8-bit": "int8", "float32": "fp32", "bfloat16": "bf16", "paged_adamw_8bit": "int8",
+        "adamw_8bit": "int8",
+    },
     "recompute": {"full": "block", "true": "block", "on": "block", "selective": "block", "false": "none", "off": "none"},
     "offload": {"cpu": "optimizer", "true": "optimizer", "false": "none"},
-    "mlp": {"relu^2": "relu2", "squared_relu": "relu2", "silu": "swiglu", "llama": "swiglu"},
-    "kind": {"char": "character", "characters": "character", "jsonl": "text", "hf": "huggingface", "transformers": "huggingface"},
+    "mlp": {"relu^2": "relu2", "squared_relu": "relu2", "silu": "swiglu", "llama": "swiglu", "geglu": "swiglu", "gelu": "relu2"},
+    "kind": {
+        "char": "character", "characters": "character", "jsonl": "text", "json": "text", "parquet": "text", "csv": "text",
+        "txt": "text", "chat": "conversations", "sharegpt": "conversations", "alpaca": "conversations", "hf": "huggingface",
+        "transformers": "huggingface", "llama": "huggingface", "transformer": "gpt", "gpt2": "folder", "sentencepiece": "folder",
+        "tiktoken": "folder", "bytes": "bpe", "grpo": "rl", "ppo": "rl", "finetune": "sft", "pretraining": "pretrain",
+    },
     "targets": {"all-linear": "all", "qkv": "attention"},
+    "attention": {
+        "flash_attention_2": "varlen", "flash_attention_3": "flash4", "sdpa": "auto", "eager": "mask",
+        "flex_attention": "flex",
+    },
+    "loss": {
+        "assistant": "answers", "assistant_only": "answers", "completion": "answers", "full": "all", "bnpo": "dapo",
+        "ppo": "grpo",
+    },
+    "overlong": {"delete": "drop", "truncate_left": "truncate", "error": "refuse"},
+    "format": {"openai": "messages", "chatml": "messages", "instruction": "alpaca", "csv": "auto", "json": "jsonl"},
+    "scale": {"std": "group", "true": "group", "batch": "group", "false": "none", "off": "none"},
+    "engine": {"hf": "transformers", "sglang": "vllm", "colocate": "in-turn", "server": "vllm"},
+    "advantages": {"rloo": "leave-one-out", "loo": "leave-one-out", "grpo": "group", "gae": "group"},
+    "mismatch": {"tis": "truncate", "icepop": "mask", "none": "ignore", "off": "ignore"},
 }  # fmt: skip
 """Last part of a key -> what others write there -> the value that means the same."""
 NOTHING = frozenset({"none", "nil", "off", "no", "n/a", "unlimited", "inf", "infinite", "false", "-1"})
 # Of a sequence or a vocabulary, where powers of two are meant.
 _THOUSANDS = {"k": 1024, "m": 1024**2}
+_OF_TOKENS = ("sequence", "vocab_size", "prompt_tokens", "answer_tokens", "tokens")
 
 
 def same_key(path: str, value: Any = None, stages: Mapping[str, str] | None = None) -> str:
@@ -323,7 +349,7 @@ def same_value(key: str, value: Any, *, nullable: bool) -> str:
     # After the key's own table: of some keys 'none' is a value.
     if nullable and text in NOTHING:
         return "null"
-    if isinstance(value, str) and text[-1:] in _THOUSANDS and text[:-1].replace(".", "", 1).isdigit():
+    if key in _OF_TOKENS and isinstance(value, str) and text[-1:] in _THOUSANDS and text[:-1].replace(".", "", 1).isdigit():
         count = float(text[:-1]) * _THOUSANDS[text[-1]]  # 4k of a sequence are 4,096 tokens
         return str(int(count)) if count.is_integer() else ""
     return ""
