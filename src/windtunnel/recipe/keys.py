@@ -101,7 +101,7 @@ def find_keys(word: str) -> list[Group]:
     ]
     if found:
         return found
-    same = KEYS.get(wanted.rpartition(".")[2].replace("-", "_"), ("", ""))[0].replace("NAME", "pretrain")
+    same = KEYS.get(re.sub(r"[\s-]", "_", wanted.rpartition(".")[2]), ("", ""))[0].replace("NAME", "pretrain")
     if same.partition(".")[0] in Recipe.model_fields:
         return find_keys(same)
     names = {key.path for group in groups for key in group.keys} | {group.path for group in groups}

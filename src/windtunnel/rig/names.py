@@ -15,10 +15,12 @@ _NOISE_WORDS = r"v?ram|memory|each|per|nvlink|nvswitch|infiniband|ib|tensor core
 # In brackets behind a GPU: how much memory it has, its form, and what goes without saying.
 _ASIDE = re.compile(rf"\s*[(\uff08]\s*((?:(?:\d+\s*gi?b?|sxm\d?|pcie|{_NOISE_WORDS})\b[\s,/+]*)+)[)\uff09]", re.I)
 _NOISE = re.compile(rf"(?:[\s,+]|\bwith\b|\bw/)+(?:{_NOISE_WORDS})\b", re.I)
-_MEMORY_WITHIN = re.compile(r"(\d{2,3})\s*g(?:i?b)?[\s-]+((?:sxm|pcie|nvl)\w*)$", re.I)
+_MEMORY_WITHIN = re.compile(r"(\d{2,3})\s*g(?:i?b)?[\s,-]+((?:sxm|pcie|nvl)\w*)$", re.I)
 _MANY = re.compile(r"(?<=\d{3})s\b")  # H100s, 4090s; an L40S is another GPU than an L40
 _DGX = re.compile(r"^(?:(\d+)\s*[x×*]?\s*)?dgx[\s-]*([ahb][12]00)(?:\s+(?:node|server|machine)s?)?$", re.I)
-_ONE_NODE = re.compile(r"^((?!1\s*[x×*])\d+\s*[x×*].*|.*\s[x×*:]\s*\d+)\s+(?:node|server|machine|instance)$", re.I)
+_ONE_NODE = re.compile(r"^((?!1\s*[x×*])\d+\s*[x×*-].*|.*\s[x×*:]\s*\d+)\s+(?:node|server|machine|instance)$", re.I)
+_TWICE_NODES = re.compile(r"^(\d+\s*[x×*]\s*\d+\s*[x×*-].*)\s+(?:node|server|machine)s$", re.I)
+_NODE_WITH = re.compile(r"^(?:(?:an?|one)\s+)?(?:node|server|machine|box)\s+(?:with|of)\s+", re.I)
 _LATER = re.compile(
     r"^(?P<name>(?:rtx[\s_-]*\d|[A-Za-z]|[3-5]090(?!\d))[^:x×*]*?(?:(?:sxm|\.\d*xlarge)[^:x×*]*?)?)\s*(?::|\s[x×*]\s*|[x×*])\s*(?P<count>\d{1,3})$",
     re.I,
@@ -28,7 +30,7 @@ _ALL = re.compile(
     re.I,
 )
 _NODES = re.compile(r"^(?P<nodes>\d+)\s*nodes?\s*(?:of|with|[x×*,])?\s*(?P<rest>.+?)(?:\s+each)?$", re.I)
-_TWICE = re.compile(r"^(?P<nodes>\d+)\s*[x×*]\s*(?P<count>\d+)\s*[x×*]?\s*(?P<name>[A-Za-z].*)$")
+_TWICE = re.compile(r"^(?P<nodes>\d+)\s*[x×*]\s*(?P<count>\d+)\s*[x×*-]?\s*(?P<name>[A-Za-z].*)$")
 _BARE = re.compile(r"^(?P<count>\d{1,3})\s+(?P<name>(?![xX]\s)(?:[A-Za-z]|[345]090\b).*)$")
 _PRICE = re.compile(
     r"^(?P<body>.+?)\s*(?:\bat\b|\bfor\b|[,(=])?\s*"
@@ -47,9 +49,10 @@ _HGX = re.compile(
 _NVL72 = re.compile(r"^(gb[23]00)[\s-]+nvl[\s-]?72(?:\s+rack)?$", re.I)
 # As in a batch script: --gres=gpu:h100:8, --gpus-per-node=8.
 _SLURM = re.compile(r"^(?:--)?(?:gres=|gpus(?:-per-node)?=)?(?:gpu:)?(?=[a-z]\w*:\d+$)", re.I)
-_RENTED = re.compile(r"^(?:(?:aws|amazon|ec2|gcp|google(?: cloud)?|azure)\s+(?=\S*\d+\S*[._-]\S+$)|ml\.(?=[a-z]+\d))", re.I)
+_RENTED = re.compile(r"^(?:(?:(?:aws|amazon|ec2|gcp|google(?: cloud)?|azure)\s+)+(?=\S*\d+\S*[._-]\S+$)|ml\.(?=[a-z]+\d))", re.I)
 _REMARK = re.compile(
-    r"^(?:aws\s+)?(?P<count>\d+\s*[x×]\s*)?(?P<machine>[A-Za-z][\w.-]*\w)\s*[:,(]\s*(?P<told>\d+\s*[x×*]?\s*[A-Za-z][^()@]*)\)?$",
+    r"^(?:(?:aws|amazon|ec2|gcp|google(?: cloud)?|azure)\s+)*(?P<count>\d+\s*[x×]\s*)?(?P<machine>[A-Za-z][\w.-]*\w)"
+    r"\s*(?:[:,(]|\s-\s)\s*(?P<told>(?:\d+\s*[x×*]?\s*)?[A-Za-z](?=[^()@]*\d)[^()@]*)\)?$",
     re.I,
 )
 _LAST_NODES = re.compile(r"^(?P<rest>.+?)\s*[x×*]\s*(?P<nodes>\d+)\s*nodes?$", re.I)
@@ -163,13 +166,14 @@ def _spelt(body: str) -> str:
     # The order matters from here on: memory and plural go before the machine's name is looked up, the number of nodes after it.
     body = _MINE.sub("", given or body)
     body = _RENTED.sub("", _bare(body))
+    body = _NODE_WITH.sub("", body)
     body = _NOISE.sub("", _ASIDE.sub(r" \1", body)).strip()
     body = re.sub(r"(?i)(?<=\d)/(?=\d{2,3}\s*(?:g(?:i?b)?)?$)", " ", body)
     body = _WORD.sub(lambda found: f"{_WORDS[found[1].lower()]}{' ' if found[2] else 'x'}", body)
     body = _MEMORY_WITHIN.sub(r"\2 \1GB", _MANY.sub("", body))
     if (whole := _whole(body)) is not None:
         return whole
-    if found := _ONE_NODE.match(body):
+    if found := _ONE_NODE.match(body) or _TWICE_NODES.match(body):
         return found[1]
     many = re.match(r"^(\d+)\s*[x×*]\s*(.+)$", body)
     count, name = many.groups() if many else ("", body)
@@ -242,6 +246,11 @@ def remark(body: str) -> tuple[str, str, str] | None:
     return (found["count"] or "", found["machine"], found["told"]) if found else None
 
 
+def is_machine(name: str) -> bool:
+    """Whether a name is one of the machines that clouds rent."""
+    return any(re.fullmatch(pattern, name, re.I) for pattern, _ in _MACHINES)
+
+
 def plain(name: str) -> str:
     """Return a name without what writers differ in: case, blanks, dashes."""
     return re.sub(r"[\s_-]", "", name.lower()).removeprefix("nvidia")
@@ -297,14 +306,15 @@ def _many_of(text: str, words: str) -> tuple[str, str] | None:
             f"{count} GPUs on one board, or {count} boards of {HGX_GPUS} each",
             f"{count}x{name} for the GPUs, {count}x({HGX_GPUS}x{name}) for the boards",
         )
-    if nodes := re.fullmatch(r"(?:(\d+)|an?|one)?\s*x?\s*(\S.*?)\s+(?:node|server|machine|box(?=e?s?$))e?s?", words):
+    if nodes := re.fullmatch(r"(?:(\d+)|an?|one)?\s*x?\s*([a-z][a-z -]*\d\w*)\s+(?:node|server|machine|box(?=e?s?$))e?s?", words):
         name, count = nodes[2].upper(), int(nodes[1] or 1)
         each = f"{NODE_GPUS}x{name}"
         return "it does not say how many GPUs a node has", f"of eight: {f'{count}x({each})' if count > 1 else each}"
     who = rf"(?:{PROVIDERS})"
-    if rented := re.fullmatch(rf"{who}\s+(?P<a>.+)|(?P<b>.+?)\s*(?:\bon\b|\bat\b|[,(])\s*{who}\)?", text.strip(), re.I):
+    if rented := re.fullmatch(rf"{who}[:\s]+(?P<a>.+)|(?P<b>.+?)\s*(?:\bon\b|\bat\b|[,(])\s*{who}\)?", text.strip(), re.I):
         rig = rented["a"] or rented["b"]
-        return "who rents it out is not part of a rig", f"{rig}, with the price there: {rig}@$2.50 (per GPU-hour)"
+        priced = rig if "$" in rig or "@" in rig else f"{rig}, with the price there: {rig}@$2.50 (per GPU-hour)"
+        return "who rents it out is not part of a rig", priced
     return None
 
 

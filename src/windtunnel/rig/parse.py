@@ -11,7 +11,7 @@ from windtunnel.recipe import UserError
 from .catalog import Catalog, load_catalog
 from .detect import detect_rig
 from .file import rig_from_file
-from .names import remark, tidy, unclear, unsupported
+from .names import is_machine, remark, tidy, unclear, unsupported
 from .types import Price, Rig
 
 PRICES = "@spot, @$2.50 (per GPU-hour) or @$98/h (whole rig)"
@@ -53,7 +53,7 @@ def parse_rig(text: str) -> Rig:
     else:
         body, price = tidy(text)
     at = bool(price) or text.rstrip().endswith("@")
-    if not price and (said := remark(text)) and load_catalog().find_instance(said[1]):
+    if not price and (said := remark(text)) and (load_catalog().find_instance(said[1]) or is_machine(said[1])):
         return _as_said(*said, text)
     if not body:
         raise UserError(f"rig {text!r} is empty", f"name one: {GRAMMAR}")
@@ -70,9 +70,10 @@ def parse_rig(text: str) -> Rig:
 def _as_said(count: str, machine: str, told: str, text: str) -> Rig:
     """Return the rig of a machine's name, if what stands beside it is what the machine has."""
     rig, said = parse_rig(count + machine), parse_rig(told)
-    assert rig.gpu is not None  # every instance of the catalog has some
+    assert rig.gpu is not None  # every machine with a name has some
+    gpus = said.gpus if told[0].isdigit() else rig.gpus_per_node
     # 'A100' beside a machine is the one that is in it, of 40 or 80 GB.
-    if said.gpu is None or (rig.gpu.name.split("-")[0], rig.gpus_per_node) != (said.gpu.name.split("-")[0], said.gpus):
+    if said.gpu is None or (rig.gpu.name.split("-")[0], rig.gpus_per_node) != (said.gpu.name.split("-")[0], gpus):
         raise UserError(f"rig {text!r}: {machine} has {rig.gpus_per_node} x {rig.gpu.name}", f"write {machine}, or {said.name}")
     return rig
 
