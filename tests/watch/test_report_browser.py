@@ -69,24 +69,32 @@ def test_a_report_draws_smooths_and_zooms(tmp_path: Path, width: int) -> None:
         assert browser.problems == []
 
 
+MARKS = """(() => {
+  const [said, own] = [new Map(), CanvasRenderingContext2D.prototype.fillText];
+  CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
+    const marks = said.get(this.canvas) ?? said.set(this.canvas, new Set()).get(this.canvas);
+    if (this.textAlign === "%s" && this.textBaseline === "%s") marks.add(text);
+    own.call(this, text, x, y);
+  };
+  document.querySelector('.smoothing input').dispatchEvent(new Event('input'));
+  CanvasRenderingContext2D.prototype.fillText = own;
+  return [...said.values()].map(marks => marks.size);
+})()"""
+
+
 def test_a_narrow_chart_has_marks_enough_to_tell_its_scale(tmp_path: Path) -> None:
     page = write_run_page(make(tmp_path / "runs", 1344))
-    record = """(() => {
-      const [said, own] = [new Map(), CanvasRenderingContext2D.prototype.fillText];
-      CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
-        const marks = said.get(this.canvas) ?? said.set(this.canvas, new Set()).get(this.canvas);
-        if (this.textAlign === "center" && this.textBaseline === "top") marks.add(text);
-        own.call(this, text, x, y);
-      };
-      document.querySelector('.smoothing input').dispatchEvent(new Event('input'));
-      return [...said.values()].map(marks => marks.size);
-    })()"""
     with Browser(tmp_path / "profile") as browser:
         browser.open(page.as_uri(), 390)
         browser.until("document.querySelectorAll('.chart canvas').length >= 3")
-        marks = browser.value(record)
+        marks = browser.value(MARKS % ("center", "top"))
         assert len(marks) >= 3
         assert min(marks) >= 2
+        # The plan's 1,000 tokens a second, the band below it and the 900 that were reached lie within less than an octave.
+        browser.value(
+            "[...document.querySelectorAll('.chart .top button')].filter(b => b.textContent === 'log').map(b => b.click())"
+        )
+        assert min(browser.value(MARKS % ("right", "middle"))) >= 2
 
 
 def test_other_reports_are_drawn_beside_a_report(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def run_page(folder: Path) -> str:
     failed = [str(gate["name"]) for gate in run.manifest.get("gates") or [] if not gate["held"]]
     page = RunPage(
         # A screen's title ends with the folder, which stands below the page's.
-        title=now.title.split("  /")[0],
+        title=now.title.removesuffix(str(run.path)).rstrip(),
         subtitle=str(run.path),
         status=f"{status}, gate failed: {', '.join(failed)}" if failed else status,
         reason=reason,

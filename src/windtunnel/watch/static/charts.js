@@ -44,7 +44,8 @@ function logTicks(low, high) {
   const found = [];
   const marks = high - low < 1.3 ? [1, 1.5, 2, 3, 4, 5, 6, 8] : high - low < 3 ? [1, 2, 5] : [1];
   for (let p = Math.floor(low); p <= Math.ceil(high); p++) for (const m of marks) found.push(p + Math.log10(m));
-  return found.filter((v) => v >= low && v <= high);
+  const inside = found.filter((v) => v >= low && v <= high);
+  return inside.length > 1 ? inside : ticks(10 ** low, 10 ** high, 5).map(Math.log10); // within less than an octave
 }
 
 // The mean of the share of a curve's points around each; null where that is no more than the point itself.
@@ -251,14 +252,16 @@ export class Chart {
     c.textAlign = "right";
     c.textBaseline = "middle";
     const levels = this.log ? logTicks(r.low, r.high) : ticks(r.low, r.high, 5);
-    const apart = levels.length > 1 && !this.log ? Math.ceil(Math.log10(Math.abs(r.high) / (levels[1] - levels[0]))) + 1 : 3;
-    for (const t of levels) {
+    const values = this.log ? levels.map((t) => 10 ** t) : levels;
+    const most = Math.max(...values.map(Math.abs), this.log ? 0 : Math.abs(r.high));
+    const apart = levels.length > 1 ? Math.ceil(Math.log10(most / (values[1] - values[0]))) + 1 : 3;
+    for (const [i, t] of levels.entries()) {
       const place = Math.round(box.bottom - ((t - r.low) / (r.high - r.low)) * (box.bottom - box.top)) + 0.5;
       c.beginPath();
       c.moveTo(box.left, place);
       c.lineTo(box.right, place);
       c.stroke();
-      c.fillText(short(this.log ? 10 ** t : t, Math.min(6, Math.max(3, apart))), box.left - 6, place);
+      c.fillText(short(values[i], Math.min(6, Math.max(3, apart))), box.left - 6, place);
     }
     c.textAlign = "center";
     c.textBaseline = "top";
