@@ -12,7 +12,7 @@ import pytest
 
 from windtunnel.plan import Moment, Plan, Role, check_plot_path, cost_svg, make_plan, memory_svg, step_svg, write_plot
 from windtunnel.plan.plots import roles_svg
-from windtunnel.recipe import UserError, load_recipe
+from windtunnel.recipe import UserError, load_recipe, stage_recipe
 from windtunnel.rig import parse_rig
 from windtunnel.watch import PlanRow, Report, write_report
 
@@ -49,6 +49,16 @@ def test_png_has_a_row_a_rig_and_opens(tmp_path: Path) -> None:
         sizes.append(struct.unpack(">II", content[16:24]))
     assert sizes[0][0] == sizes[1][0]
     assert sizes[1][1] > 2.5 * sizes[0][1]
+
+
+def test_a_legend_of_many_components_stands_within_the_picture() -> None:
+    plan = make_plan(stage_recipe(load_recipe("trm"), "quality"), parse_rig("RTX3090"))
+    svg = memory_svg(plan)
+    height = float(re.findall(r'viewBox="[^"]* ([0-9.]+)"', svg)[0])
+    places = [float(y) for y in re.findall(r'<text[^>]* y="([0-9.]+)"', svg)]
+    assert len(places) > 20
+    assert max(places) < height
+    assert "limit" in texts(svg)
 
 
 def test_the_page_needs_nothing_else_and_shows_every_rig(tmp_path: Path) -> None:

@@ -36,6 +36,9 @@ _FAMILIES = (
     ("reference", "#56b4e9"),
 )
 _OTHER = "#8c96a1"
+LEGEND_SIZE = 9.0
+LEGEND_LINES = 13
+"""Of that size, for which the picture is high enough."""
 _HATCHES = (None, "////", "\\\\\\\\", "xxxx", "----", "||||", "++++")
 
 
@@ -134,6 +137,8 @@ def _legend(axes: Any, plan: Plan) -> None:
     """Write the components from the top down with their GiB, beside the bar."""
     handles, labels = axes.get_legend_handles_labels()
     taken = sum(v for v in plan.components.values() if v < 0)
+    lines = len(labels) + (2 if taken else 1)
+    size = LEGEND_SIZE * min(1.0, LEGEND_LINES / lines)  # all of them stand within the picture
     legend = axes.legend(
         handles[::-1],
         labels[::-1],
@@ -145,8 +150,8 @@ def _legend(axes: Any, plan: Plan) -> None:
         borderaxespad=0,
         handlelength=1.4,
         handleheight=1.1,
-        fontsize=9,
-        title_fontsize=9,
+        fontsize=size,
+        title_fontsize=size,
         alignment="left",
     )
     legend.get_title().set_color(INK)
