@@ -10,7 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from windtunnel.plan import Moment, Plan, Role, check_plot_path, cost_svg, make_plan, memory_svg, step_svg, write_plot
+from windtunnel.cli import main
+from windtunnel.plan import (
+    Moment,
+    Plan,
+    Role,
+    check_plot_path,
+    cost_svg,
+    hours_text,
+    make_plan,
+    memory_svg,
+    plan_stages,
+    step_svg,
+    write_plot,
+)  # fmt: skip
 from windtunnel.plan.plots import roles_svg
 from windtunnel.recipe import UserError, load_recipe, stage_recipe
 from windtunnel.rig import parse_rig
@@ -105,6 +118,18 @@ def test_costs_have_dollars_hours_and_refusals() -> None:
     assert "does not fit" in shown
     assert f"${plans[1].dollars:,.2f}" in shown
     assert "no price known" in shown
+
+
+def test_the_whole_run_is_of_all_stages(tmp_path: Path) -> None:
+    page = tmp_path / "trm.html"
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", "trm", "--on", "H100", "--on", "8xH100", "--plot", str(page)])
+    assert ended.value.code == 0
+    whole = plan_stages(load_recipe("trm"), parse_rig("8xH100"))
+    shown = page.read_text()
+    assert "<h1>Plan of trm</h1>" in shown
+    assert shown.count("<h2>8xH100, stage ") == 2
+    assert f"${whole.dollars:,.2f}, {hours_text(whole.hours)}" in shown
 
 
 @pytest.mark.parametrize(

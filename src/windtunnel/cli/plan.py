@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -142,7 +143,7 @@ def plan(
             print_remarks(opinion.remarks())
         print_remarks(contradictions)
     # Drawn also where nothing fits: the picture shows by how much.
-    _draw(ladder, rigs, plot or [], silent=json)
+    _draw(loaded, ladder, rigs, plot or [], silent=json)
     fits = ladder.plan.fits if staged is None else staged.fits
     raise typer.Exit(0 if fits else NO_PLAN)
 
@@ -185,11 +186,22 @@ def _check_pictures(paths: list[Path]) -> None:
         check_plot_path(path)
 
 
-def _draw(ladder: Ladder, rigs: list[Rig], paths: list[Path], *, silent: bool) -> None:
+def _draw(recipe: Recipe, ladder: Ladder, rigs: list[Rig], paths: list[Path], *, silent: bool) -> None:
     for path in paths:
-        from windtunnel.plan import write_plot
+        from windtunnel.plan import plan_stages, write_plot
+        from windtunnel.recipe import UserError
 
-        write_plot([rung.plan for rung in ladder.rungs if rung.plan is not None and rung.rig in rigs], path)
+        plans: list[Plan] = []
+        for rung in ladder.rungs:
+            if rung.plan is None or rung.rig not in rigs:
+                continue
+            staged = None
+            if recipe.staged:
+                with contextlib.suppress(UserError):  # a rig that the recipe had to be changed for: its first stage is shown
+                    staged = plan_stages(recipe, rung.rig)
+            stages = [(stage.name, stage.plan) for stage in staged.stages] if staged else [(recipe.stage, rung.plan)]
+            plans += [replace(plan, recipe=f"{recipe.name}, stage {name}") if name else plan for name, plan in stages]
+        write_plot(plans, path)
         if not silent:
             print(f"wrote {path}")
 

@@ -10,6 +10,7 @@ import io
 import os
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ SUFFIXES = (".png", ".html")
 WIDTH = 10.0  # inches
 MEMORY_HEIGHT, ROLES_HEIGHT, TERM_HEIGHT, MARGIN = 3.3, 3.3, 0.3, 1.1
 DOTS = 150
+STAGE = ", stage "
+"""Between a recipe's name and its stage's, where a plan is of one of several."""
 PAPER = "#ffffff"
 # What the page's style sheet replaces: matplotlib wants real colours.
 _VARIABLES = {INK: "var(--ink)", GRID: "var(--grid)"}
@@ -47,12 +50,14 @@ def check_plot_path(path: Path) -> None:
 
 
 def write_plot(plans: Sequence[Plan], path: Path) -> Path:
-    """Draw plans of one recipe, one row a rig, into a .png or a .html file that needs nothing else.
+    """Draw plans of one recipe, one row a rig and stage, into a .png or a .html file that needs nothing else.
 
     Raises:
         UserError: see check_plot_path; the file cannot be written.
     """
     check_plot_path(path)
+    drawn = list(dict.fromkeys((plan.rig, plan.recipe) for plan in plans))  # a rig that is named twice is drawn once
+    plans = [next(plan for plan in plans if (plan.rig, plan.recipe) == one) for one in drawn]
     content = _png(plans) if path.suffix.lower() == ".png" else _page(plans).encode()
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -88,6 +93,24 @@ def roles_svg(plan: Plan, name: str = "roles") -> str:
     return _svg((WIDTH, ROLES_HEIGHT), lambda figure: draw_roles(figure, plan), name) if plan.roles else ""
 
 
+def _whole(plans: Sequence[Plan]) -> list[Plan]:
+    """Return one plan a rig, with what all stages take there together."""
+    whole = []
+    for rig in dict.fromkeys(plan.rig for plan in plans):
+        stages = [plan for plan in plans if plan.rig == rig]
+        dollars = [plan.dollars for plan in stages]
+        whole.append(
+            replace(
+                stages[0],
+                fits=all(plan.fits for plan in stages),
+                hours=sum(plan.hours for plan in stages),
+                tokens=sum(plan.tokens for plan in stages),
+                dollars=None if None in dollars else sum(each or 0.0 for each in dollars),
+            )
+        )
+    return whole
+
+
 def _terms_height(plan: Plan) -> float:
     return MARGIN + TERM_HEIGHT * max(1, len(plan.step_terms))
 
@@ -105,7 +128,8 @@ def _parts(plans: Sequence[Plan]) -> list[tuple[float, Callable[[Any], None]]]:
             parts.append((ROLES_HEIGHT, partial(draw_roles, plan=plan)))
         parts.append((_terms_height(plan), partial(draw_terms, plan=plan)))
     if len(plans) > 1:
-        parts.append((_cost_height(plans), partial(draw_costs, plans=plans)))
+        whole = _whole(plans)
+        parts.append((_cost_height(whole), partial(draw_costs, plans=whole)))
     return parts
 
 
@@ -135,8 +159,9 @@ def _page(plans: Sequence[Plan]) -> str:
         [Markup(svg) for svg in (memory_svg(plan, f"memory{i}"), roles_svg(plan, f"roles{i}"), step_svg(plan, f"step{i}"))]
         for i, plan in enumerate(plans)
     ]
-    costs = Markup(cost_svg(plans)) if len(plans) > 1 else ""
-    return environment.get_template("plan.html").render(plans=list(zip(plans, pictures, strict=True)), costs=costs)
+    costs = Markup(cost_svg(_whole(plans))) if len(plans) > 1 else ""
+    recipe = plans[0].recipe.partition(STAGE)[0]
+    return environment.get_template("plan.html").render(recipe=recipe, plans=list(zip(plans, pictures, strict=True)), costs=costs)
 
 
 def _style(name: str) -> Any:
