@@ -158,6 +158,14 @@ def test_json_and_page(tmp_path: Path) -> None:
     assert places == sorted(places)  # what needs a reader stands on top
 
 
+def test_the_page_of_several_stages_says_which_one_its_plans_are_of(tmp_path: Path) -> None:
+    page = write_page(report(tmp_path, outcome("ok"), source="trm"), tmp_path / "report.html").read_text()
+    assert "8xH100, stage quality" in page
+    assert "planned on 8xH100, stage quality" in page
+    plain = write_page(report(tmp_path, outcome("ok")), tmp_path / "report.html").read_text()
+    assert ", stage" not in plain
+
+
 def test_a_report_that_cannot_be_written_is_still_shown(tmp_path: Path) -> None:
     made = write_reports(report(tmp_path / "gone", outcome("fail", fix="mend it"), rehearsed=True))
     stream = io.StringIO()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,7 +53,7 @@ def write_page(report: Readiness, path: Path) -> Path:
         checks=[
             _row(outcome, report.late_of(outcome)) for outcome in sorted(report.outcomes, key=lambda o: URGENCY.index(o.status))
         ],
-        plans=[_plan(plan, number) for number, plan in enumerate(report.plans())],
+        plans=[_plan(plan, number, report.stage) for number, plan in enumerate(report.plans())],
         loss=_loss(getattr(context, "run", None)),
         supervision=_supervision(context),
         memory=[Curve(f"{name} run, resident", points) for name, points in memory.items() if points],
@@ -101,11 +102,12 @@ def _row(outcome: Outcome, late: Late | None) -> CheckRow:
     )
 
 
-def _plan(plan: Plan, number: int) -> PlanRow:
+def _plan(plan: Plan, number: int, stage: str) -> PlanRow:
     rows = lines(plan)
     notes = [f"{label}: {value}{f' ({source})' if source else ''}" for label, value, source in rows if label in REMARKS]
     kept = [row for row in rows if row[0] not in REMARKS]
-    return PlanRow(plan.rig, plan.fits, kept, notes, memory_svg(plan, f"plan{number}"))
+    picture = memory_svg(replace(plan, recipe=plan.recipe + stage), f"plan{number}")
+    return PlanRow(plan.rig + stage, plan.fits, kept, notes, picture)
 
 
 def _loss(run: Path | None) -> list[Curve]:
@@ -139,7 +141,7 @@ def _cost(report: Readiness) -> list[Curve]:
             continue
         # What a plan's hours have beyond its steps: data, model, compiling, the last checkpoint.
         start = max(0.0, plan.hours * 3600 - plan.steps * plan.step_seconds) / 3600 * plan.dollars_per_hour
-        curves.append(Curve(f"planned on {plan.rig}", [(0.0, start), (float(plan.steps), plan.dollars)]))
+        curves.append(Curve(f"planned on {plan.rig}{report.stage}", [(0.0, start), (float(plan.steps), plan.dollars)]))
     return curves
 
 

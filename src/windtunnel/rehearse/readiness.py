@@ -229,6 +229,11 @@ class Readiness:
         priced = [late for late in found if late is not None and late.dollars is not None]
         return max(priced, key=lambda late: late.dollars or 0.0, default=None)
 
+    @property
+    def stage(self) -> str:
+        """', stage NAME' of the last of several stages, which is the one whose plans are shown; '' of one alone."""
+        return f", stage {self.recipe.stage}" if self.recipe and len(self.context.stages) > 1 else ""
+
     def plans(self) -> list[Plan]:
         """Return the plans that can be made: for here where the recipe was rehearsed, then for the targets."""
         return _plans(self.context, self.outcomes, here=self.rehearsed)

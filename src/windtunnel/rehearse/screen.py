@@ -126,7 +126,7 @@ def show(report: Readiness, stream: TextIO | None = None) -> None:
     plans = report.plans() if report.rehearsed else []
     # Three beside each other are what 100 columns hold.
     for first in range(0, len(plans), 3):
-        console.print(_plans(plans[first : first + 3]))
+        console.print(_plans(plans[first : first + 3], report.stage))
         console.print()
     _print_remarks(console, plans)
     _print_verdict(console, report)
@@ -200,11 +200,11 @@ def _print_rungs(console: Any, report: Readiness) -> None:
     console.print()
 
 
-def _plans(plans: list[Plan]) -> Any:
+def _plans(plans: list[Plan], stage: str) -> Any:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), expand=True)
     table.add_column("plan", no_wrap=True, style="dim")
     for plan in plans:
-        title = Text.assemble((plan.rig, "bold"), ("" if plan.fits else " does not fit", "bold red"))
+        title = Text.assemble((plan.rig + stage, "bold"), ("" if plan.fits else " does not fit", "bold red"))
         table.add_column(title, overflow="fold", ratio=1)
     values = [{label: value for label, value, _ in lines(plan)} for plan in plans]
     for label in PLAN_ROWS:
