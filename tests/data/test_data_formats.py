@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from windtunnel.data import prepare
-from windtunnel.data.corpus import corpus_files, read_documents
+from windtunnel.data.conversations import ConversationReader
+from windtunnel.data.corpus import corpus_files, listed_files, read_documents
 from windtunnel.data.formats import dataset_files, records
-from windtunnel.recipe import CharacterTokenizer, Recipe, TextCorpus, UserError, load_recipe
+from windtunnel.recipe import CharacterTokenizer, ConversationCorpus, Recipe, TextCorpus, UserError, load_recipe
 
 TEXTS = [f"Document {i} says naïve things.\nIt has lines; 漢字 too.\n" * (1 + i % 4) for i in range(300)]
 
@@ -189,6 +190,35 @@ def test_the_fixes_of_tables_are_code_that_runs(tmp_path: Path, monkeypatch: pyt
         command = (caught.value.fix or "").partition("python -c ")[2].partition(", and name that")[0]
         exec(shlex.split(command)[0])
         assert read(Path(made)) == texts
+
+
+@pytest.mark.parametrize(
+    ("record", "command"),
+    [
+        ({"question": "Two?", "answer": "Four."}, """jq -c '{prompt: .["question"], completion: .["answer"]}' a.jsonl"""),
+        (
+            {"instruction": "Sum.", "context": "Two", "response": "Four."},
+            """jq -c '{instruction: .["instruction"], input: .["context"], output: .["response"]}' a.jsonl""",
+        ),
+        ({"text": "Two? Four."}, "mend the record"),
+    ],
+)
+def test_questions_and_answers_by_other_names_are_given_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: dict[str, str], command: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.jsonl").write_text(json.dumps(record) + "\n")
+    parquet.write_table(pyarrow.Table.from_pylist([record]), "a.parquet")
+    for name in ("a.jsonl", "a.parquet"):
+        reader = ConversationReader(ConversationCorpus(files=[name]))
+        with pytest.raises(UserError) as caught:
+            list(reader.read(listed_files([name])))
+        fix = caught.value.fix or ""
+        assert command in fix or (name == "a.parquet" and "rename_columns" in fix)
+        if "rename_columns" in fix:
+            exec(shlex.split(fix.partition("python -c ")[2].partition(", and name that")[0])[0])
+            (read_again,) = ConversationReader(ConversationCorpus(files=["x"])).read(listed_files(["a.pairs.parquet"]))
+            assert read_again.messages[-1]["content"] == "Four."
 
 
 def test_text_within_a_record_or_written_as_bytes_is_read(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from .corpus import CorpusFile
 from .exercises import draw_exercises
 from .formats import form_of, half_character, records
 from .kernels_files import TaskReader
+from .not_text import as_completions
 
 Message = dict[str, Any]
 Record = dict[str, Any]
@@ -95,7 +96,8 @@ class ConversationReader:
                 yield Conversation(where, [*system, *said], side=side)
             return
         for file in files:
-            for number, record in records(file.path, form_of(file.path, "records")):
+            form = form_of(file.path, "records")
+            for number, record in records(file.path, form):
                 where = f"{file.path}:{number}"
                 try:
                     if self.format == "auto":
@@ -106,6 +108,8 @@ class ConversationReader:
                 except Malformed as error:
                     if self.corpus.malformed == "refuse":
                         fix = "mend the record, or --set data.corpus.malformed=drop to leave such records out"
+                        if self.format == "auto" and form in ("jsonl", "parquet"):  # nothing fitted yet: the others will be alike
+                            fix = as_completions(file.path, record, table=form == "parquet") or fix
                         raise UserError(f"{where}: {error}", fix) from None
                     self.dropped.append(f"{where}: {error}")
 

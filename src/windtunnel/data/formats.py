@@ -14,7 +14,7 @@ from typing import IO, Any, Literal
 
 from windtunnel.recipe import UserError, parse_json
 
-from .not_text import no_object, not_json, one_array, refuse_by_name, refuse_other, to_utf8
+from .not_text import no_array, no_object, not_json, one_array, refuse_by_name, refuse_other, to_utf8
 
 Form = Literal["text", "jsonl", "array", "parquet", "arrow"]
 
@@ -298,7 +298,7 @@ def _array_records(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
     except UnicodeDecodeError as error:
         raise UserError(f"data.corpus.files: {path} is not UTF-8 ({error.reason})", to_utf8(path)) from None
     except ValueError as error:
-        raise UserError(f"data.corpus.files: {path} is not JSON: {error}", "download or write it again") from None
+        raise no_array(path, error) from None
     for number, record in enumerate(listed, 1):
         if not isinstance(record, dict):
             raise UserError(f"{path}:{number}: expected a JSON object, found {type(record).__name__}", "give an array of objects")

@@ -121,6 +121,13 @@ def one_array(path: str, text: bytes) -> UserError:
     return UserError(f"data.corpus.files: {path} is one JSON array, expected an object a line", by_jq(path, take))
 
 
+def no_array(path: str, error: ValueError) -> UserError:
+    """Return the error for a file that begins as a JSON array; where each line is one, of messages, jq makes records of them."""
+    if "Extra data" in str(error):
+        return UserError(f"data.corpus.files: {path} has more than one JSON array", by_jq(path, "{messages: .}"))
+    return UserError(f"data.corpus.files: {path} is not JSON: {error}", "download or write it again")
+
+
 def not_json(path: str, number: int, line: bytes, error: ValueError) -> UserError:
     """Return the error for a line that is not JSON; where objects are many on one line, or lie over several, jq can part them."""
     shown = line[:60].decode("utf-8", "replace").strip()
@@ -134,6 +141,29 @@ def no_object(path: str, number: int, value: Any) -> UserError:
     texts = number == 1 and isinstance(value, str)
     fix = "write one object a line" + (f": {by_jq(path, '{text: .}')}" if texts else "")
     return UserError(f"{path}:{number}: expected a JSON object, found {type(value).__name__}", fix)
+
+
+# What questions and answers are called elsewhere.
+_ASKED = ("prompt", "question", "instruction", "input", "query", "problem", "user")
+_SAID = ("completion", "response", "answer", "output", "chosen", "solution", "assistant")
+
+
+def as_completions(path: str, record: dict[str, Any], *, table: bool) -> str | None:
+    """Return how records with a question and an answer under other names are given ours; None where there are no such two."""
+    names = {name.lower(): name for name, value in record.items() if isinstance(value, str)}
+    asked = next((names[name] for name in _ASKED if name in names), None)
+    said = next((names[name] for name in _SAID if name in names), None)
+    if asked is None or said is None:
+        return None
+    ours = {"prompt": asked, "completion": said}
+    if "context" in names:  # what a question is about
+        ours = {"instruction": asked, "input": names["context"], "output": said}
+    if not table:
+        return by_jq(path, "{" + ", ".join(f'{name}: .["{theirs}"]' for name, theirs in ours.items()) + "}")
+    given, target = json.dumps(path), json.dumps(str(Path(path).with_suffix(".pairs.parquet")))
+    code = f"from pyarrow import parquet; t = parquet.read_table({given}).select({json.dumps(list(ours.values()))}); "
+    code += f"parquet.write_table(t.rename_columns({json.dumps(list(ours))}), {target})"
+    return f"python -c {shlex.quote(code)}, and name that"
 
 
 def without_nulls(path: str, key: str, *, table: bool) -> str:
