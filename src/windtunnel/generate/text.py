@@ -129,7 +129,8 @@ class WholeText(OwnText):
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of ids; those that only the model's table has are left out."""
-        return self.tokenizer.decode(i for i in ids if i < self.tokenizer.vocab)
+        vocab = self.tokenizer.vocab
+        return self.tokenizer.decode([i for i in ids if i < vocab])
 
     def decoding(self) -> _Whole:
         """Return what keeps one sequence's ids until its end."""
