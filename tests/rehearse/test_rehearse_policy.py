@@ -12,6 +12,7 @@ import pytest
 
 from windtunnel.check import CheckFailed
 from windtunnel.data import PromptFile, prepare
+from windtunnel.model import hf_shape
 from windtunnel.recipe import GRPO, HuggingFaceModel, PromptCorpus, load_recipe
 from windtunnel.rehearse.conduct import rehearsal_checks
 from windtunnel.rehearse.context import Rehearsal
@@ -204,3 +205,4 @@ def test_a_recipe_with_vllm_on_several_nodes_is_rehearsed_here_without_either(
     stage = policy_stages(context).rl
     assert isinstance(stage, GRPO)
     assert stage.engine == "vllm"
+    assert hf_shape(policy_stages(context).model.config).head_dim == 32  # type: ignore[union-attr]

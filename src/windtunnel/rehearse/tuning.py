@@ -29,7 +29,7 @@ from windtunnel.recipe import (
 
 from .context import Context, Rehearsal, Stage, learns_policy
 from .conversion import holds_fp8, write_random
-from .scale import VOCAB, small_config
+from .scale import HEAD_DIM, VLLM_HEAD_DIM, VOCAB, small_config
 from .serving import ask_server, expect, stream
 
 if TYPE_CHECKING:
@@ -165,7 +165,9 @@ def small_model(context: Context, recipe: Recipe, *, staged: bool = False) -> tu
             tokenizer = tokenizer.model_copy(update={"path": path})
             vocab = hf_shape(model.config).vocab
     folder = (context.folder / "random-model").resolve()
-    write_random(small_config(hf_shape(model.config).raw, vocab), folder, context.seed, fp8=holds_fp8(recipe))
+    # A policy may be sampled by vLLM.
+    heads = HEAD_DIM if context.recipe.rl is None else VLLM_HEAD_DIM
+    write_random(small_config(hf_shape(model.config).raw, vocab, heads), folder, context.seed, fp8=holds_fp8(recipe))
     return model.model_copy(update={"config": str(folder)}), tokenizer
 
 
