@@ -16,7 +16,8 @@ from windtunnel.model import hf_shape
 from windtunnel.recipe import GRPO, HuggingFaceModel, PromptCorpus, load_recipe
 from windtunnel.rehearse.conduct import rehearsal_checks
 from windtunnel.rehearse.context import Rehearsal
-from windtunnel.rehearse.policy import judges, policy_scale, policy_stages
+from windtunnel.rehearse.policy import judges, policy_scale, policy_stages, vllm_here
+from windtunnel.rig import parse_rig
 
 pytestmark = pytest.mark.end_to_end
 
@@ -132,15 +133,33 @@ def test_a_model_that_is_not_here_gets_one_tokenizer_for_all_stages(tmp_path: Pa
     assert text.endswith("assistant\n")
 
 
-def test_what_the_stage_of_kind_rl_shows(tmp_path: Path) -> None:
+def test_what_the_stage_of_kind_rl_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     context = rehearsal(tmp_path)
+    monkeypatch.delenv("WINDTUNNEL_VLLM_PYTHON", raising=False)
     names = [check.name for check in rehearsal_checks(context) if check.applies(context)]
     assert len(set(names)) == len(names)
+    assert ("vllm" in names) == (vllm_here() is not None)
     order = [names.index(name) for name in ("stages", "kill", "resume", "bit-exact", "ranks", "evaluate", "export", "serve")]
     assert order == sorted(order)
     assert {"learning", "judges"} <= set(names)
     assert "saving" not in names
     assert "full size" not in names
+
+
+@pytest.mark.parametrize(("version", "engine", "shown"), [
+    ("0.32.0", "in-turn", True), ("0.32.0", "transformers", True), ("0.32.0", "vllm", False), ("0.9.2", "in-turn", False),
+])  # fmt: skip
+def test_vllm_that_is_here_answers_a_rehearsal_whose_recipe_does_not_ask_for_it(
+    version: str, engine: str, shown: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho {version}\n")
+    python.chmod(0o755)
+    monkeypatch.setenv("WINDTUNNEL_VLLM_PYTHON", str(python))
+    context = rehearsal(tmp_path, f"stages.rl.engine={engine}")
+    context.__dict__["here"] = parse_rig("cpu")
+    names = [check.name for check in rehearsal_checks(context) if check.applies(context)]
+    assert ("vllm" in names) == shown
 
 
 def test_right_answers_are_accepted_and_a_judge_that_accepts_everything_is_told(tmp_path: Path) -> None:
@@ -176,6 +195,9 @@ def test_a_recipe_with_reinforcement_learning_is_rehearsed_from_end_to_end(tmp_p
     assert checks["export"]["numbers"]["largest_difference"] == 0
     assert checks["ranks"]["numbers"]["ranks"] == [1, 2]
     assert "0" in checks["learning"]["numbers"]["held_out"]
+    if vllm_here():
+        assert checks["vllm"]["status"] == "ok", checks["vllm"]
+        assert checks["vllm"]["numbers"]["largest_mismatch"] < 1e-3
 
 
 def test_the_recipe_kernels_is_rehearsed_with_the_verifier_and_the_data_s_own_kernels_are_accepted(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from windtunnel.recipe import (
 )
 
 from .context import Context, Rehearsal, Stage, learns_policy, precedes_policy
-from .following import series
+from .following import series, train_to_end
 from .staged import train_stages
 from .training import APART
 from .tuning import HELD_OUT, fewer, small_model, tuning_scale
@@ -212,6 +212,42 @@ def learning(rehearsal: Rehearsal, say: Say) -> Evidence:
     return Evidence(text, {"rewards": list(reward.values()), "held_out": asked, "largest_mismatch": max(apart.values())})
 
 
+def vllm(rehearsal: Rehearsal, say: Say) -> Evidence:
+    """Let vLLM answer two rounds: it takes the learner's weights, and samples as the learner computes.
+
+    The recipe does not ask for it: what fails is told, and stops nothing.
+    """
+    small = rehearsal.scale
+    stage = small.rl
+    assert stage is not None
+    stage = stage.model_copy(update={"engine": "vllm", "answers": None, "budget": Budget(steps=BEFORE_ROUNDS)})
+    recipe = small.with_stages(rl=stage).model_copy(update={"budget": Budget(steps=BEFORE_ROUNDS)})
+    did = f"{BEFORE_ROUNDS} rounds answered by vLLM {vllm_here()}"
+    try:
+        root = train_to_end(rehearsal, recipe, "vllm", say, of="rounds that vLLM answers")
+    except CheckFailed as error:
+        return Evidence(did, warnings=[f"{error}; the recipe itself uses engine: {rehearsal.recipe.rl.engine}"])  # type: ignore[union-attr]
+    run = next(root.glob("*/manifest.json")).parent
+    canary, apart = (max(series(run, name).values()) for name in ("canary", "mismatch_largest"))
+    text = f"{did}: the canary by each version of the weights {canary:.0e} and sampled tokens at most {apart:.0e} nats apart"
+    warnings = [] if apart <= APART else [f"sampler and learner are {apart:.2g} nats apart on a token; {APART:g} is allowed"]
+    return Evidence(text, {"canary": canary, "largest_mismatch": apart}, warnings)
+
+
+def vllm_here() -> str | None:
+    """Return the version of vLLM that a rehearsal can use, or None."""
+    from windtunnel.rl import has_vllm, known_vllm, vllm_version
+
+    version = vllm_version() if has_vllm() else None
+    return version if version and known_vllm(version) else None
+
+
+def _could_use_vllm(context: Context) -> bool:
+    """Return whether vLLM is there for a recipe that does not ask for it; on a GPU it may not have room beside the learner."""
+    stage = context.recipe.rl
+    return learns_policy(context) and stage is not None and stage.engine != "vllm" and not context.here.gpus and bool(vllm_here())
+
+
 def _words(run: Path, *, known: bool) -> str:
     """Return what the first judge says of most answers."""
     counts: Counter[str] = Counter()
@@ -304,6 +340,10 @@ CHECKS = (
     Stage(
         "learning", "answers are judged, weights move, and the sampler computes what the learner does", "read rollouts/ in the "
         "run's folder, then the judges in the recipe", learning, shows="end", needs=("resume",), applies=learns_policy,
+    ),
+    Stage(
+        "vllm", "vLLM, which is here, takes the learner's weights and samples as it computes", "read logs/engine-0-0.log in "
+        "the folder of its run", vllm, shows="end", needs=("resume",), applies=_could_use_vllm,
     ),
     Stage(
         "judges", "right answers of the data are accepted and worthless ones refused, by the judges of the run", "try one: "
