@@ -36,6 +36,7 @@ from .errors import BrokenSnapshot, StaleWeights
 from .snapshot import CONFIG
 from .transfer import Invitation
 from .vllm_adapters import RANKS, request
+from .vllm_worker import STARTER
 
 log = logging.getLogger(__name__)
 
@@ -344,6 +345,7 @@ def main(descriptor: int) -> None:
     """Serve the other end of a pipe until it hangs up."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
+    os.environ[STARTER] = str(os.getpid())
     port = Connection(descriptor)
     engine = VLLMEngine(*port.recv())
     with contextlib.suppress(Exception):  # whoever asks first is told why

@@ -10,6 +10,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
+import select
+import signal
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +29,8 @@ from .transfer import Invitation
 Named = list[tuple[str, Tensor]]
 ROWS = 8
 """Rows of each tensor that are compared, the first and the last among them."""
+STARTER = "WINDTUNNEL_VLLM_PROCESS"
+"""Environment: number of the process that has started vLLM."""
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 
@@ -43,6 +49,26 @@ class Piece:
     columns: tuple[int, int] | None = None
 
 
+def end_with(pid: int) -> None:
+    """Have this process, and the group of `pid` if it is in that, end as soon as that process is gone.
+
+    vLLM's own processes wait for ever for one that was killed, and keep their GPUs.
+    """
+
+    def watch() -> None:
+        try:
+            select.select([os.pidfd_open(pid)], [], [])
+        except ProcessLookupError:  # gone before this one began
+            pass
+        except OSError:  # a kernel that cannot tell
+            return
+        whole = os.getpgrp() == pid
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL) if whole else os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="ends-with", daemon=True).start()
+
+
 class WeightReceipts:
     """Methods that vLLM's `collective_rpc` finds in every worker (`worker_extension_cls`)."""
 
@@ -53,6 +79,8 @@ class WeightReceipts:
 
     def __new__(cls, *_: Any, **__: Any) -> Any:
         """Make a worker; before it loads anything."""
+        if starter := os.environ.get(STARTER):
+            end_with(int(starter))
         if cls.windtunnel_plain:
             _multiply_plainly()
         return super().__new__(cls)
