@@ -263,14 +263,18 @@ class WeightSender:
 
     def _until(self, done: Callable[[], bool], what: str, check: Callable[[], None]) -> None:
         ends = time.monotonic() + self._limit
-        while not done():
-            check()
-            if time.monotonic() > ends:
-                # A broadcast that hangs would hold the GPU's stream, and all that comes after it.
-                if self._way == "nccl" and self._group is not None:
-                    self._group.abort()
-                raise EngineFailed(f"{what} within {self._limit:.4g} s")
-            time.sleep(POLL_SECONDS)
+        try:
+            while not done():
+                check()
+                if time.monotonic() > ends:
+                    raise EngineFailed(f"{what} within {self._limit:.4g} s")
+                time.sleep(POLL_SECONDS)
+        except EngineFailed:
+            # A broadcast that hangs would hold the GPU's stream, and all that comes after it; an engine that has died takes
+            # part in none any more.
+            if self._way == "nccl" and self._group is not None:
+                self._group.abort()
+            raise
 
 
 def _split(buckets: Iterable[dict[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
