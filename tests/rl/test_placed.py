@@ -31,7 +31,7 @@ from windtunnel.model import hf_shape
 from windtunnel.plan import make_plan
 from windtunnel.recipe import GRPO, UserError, load_recipe, stage_recipe
 from windtunnel.rig import parse_rig
-from windtunnel.rl import EngineShare, engines_of
+from windtunnel.rl import EngineShare, engines_of, has_vllm
 from windtunnel.run import MetricsReader, RunFolder
 
 STEPS = 5
@@ -40,6 +40,8 @@ SETS = (
     "checkpoints.every=1 steps", "stages.rl.keep_rollouts=20",
 )  # fmt: skip
 LIMIT = 1200.0
+WIDER = {"hidden_size": 128, "intermediate_size": 256}
+"""Heads of 32, the narrowest that vLLM has kernels for."""
 PRINTED = "printed.txt"
 FREE = 8 + 2 * 16 + 4
 """Answers that are judged before the judges stand still: those of step 0, of two rounds, and some of the third."""
@@ -70,10 +72,10 @@ def cluster() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def start(folder: Path, *sets: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+def start(folder: Path, *sets: str, wider: bool = False, **environment: str) -> Iterator[subprocess.Popen[str]]:
     """Begin `windtunnel train` on sums; what it prints is in a file, for nobody reads a pipe. Who fails meanwhile ends it."""
     path, model, judge = folder / "tiny-rl.yaml", folder / "model.json", folder / "reward.py"
-    model.write_text(json.dumps(CONFIG))
+    model.write_text(json.dumps(CONFIG | (WIDER if wider else {})))
     judge.write_text(HELD.replace("FOLDER", str(folder)))
     path.write_text(RECIPE.replace("CONFIG", str(model)).replace("REWARD", str(judge)))
     command = [sys.executable, "-m", "windtunnel", "train", str(path), "--yes", "--root", str(folder / "runs")]
@@ -148,6 +150,39 @@ def test_two_learners_and_two_engines_on_two_nodes_give_the_run_of_one_machine_a
     assert sum(series(run, "engine_restarts").values()) >= 1, output
     assert "it is started again" in output
     assert "2 learner(s)" in output
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.skipif(not has_vllm(), reason="vLLM is not here; WINDTUNNEL_VLLM_PYTHON can name an interpreter that has it")
+@pytest.mark.parametrize(("part", "way"), [("ray::EngineHost", "disk"), ("windtunnel.rl.vllm_engine", "direct")])
+def test_two_learners_and_two_engines_of_vllm_on_two_nodes_learn_although_one_is_killed(
+    tmp_path: Path, cluster: str, part: str, way: str
+) -> None:
+    others = _of_vllm()
+    (tmp_path / "hold").touch()
+    sets = ("stages.rl.placement=ray", "stages.rl.engine=vllm", "stages.rl.temperature=0.8", f"stages.rl.sync={way}")
+    began = time.monotonic()
+    with start(tmp_path, *sets, wider=True, RAY_ADDRESS=cluster) as process:
+        held(tmp_path, process)
+        killed(lambda words: any(word.startswith(part) for word in words))
+        (tmp_path / "hold").unlink()
+        assert process.wait(LIMIT) == 0, printed_in(tmp_path)
+    print(f"five steps on two nodes with vLLM by {way}, {part} killed: {time.monotonic() - began:.0f} s")
+    output, run = printed_in(tmp_path), the_run(tmp_path)
+    assert run is not None
+    assert "2 learner(s)" in output
+    assert "it is started again" in output
+    assert list(series(run, "reward")) == list(range(1, STEPS + 1))
+    assert sum(series(run, "engine_restarts").values()) == 1, output
+    assert set(series(run, "staleness").values()) == {0.0}
+    assert max(series(run, "mismatch_largest").values()) < 1e-3
+    assert max(series(run, "canary").values()) < 1e-5
+    assert len([log for log in run.glob("logs/engine-*.log") if log.stat().st_size]) == 2
+    until = time.monotonic() + HANG
+    while left := _of_vllm() - others:
+        assert time.monotonic() < until, left
+        time.sleep(0.2)
 
 
 @pytest.mark.slow
@@ -267,6 +302,12 @@ def test_a_token_that_another_cluster_left_is_not_offered_where_none_is_asked_fo
     environment = {**os.environ, "HOME": str(tmp_path), "RAY_ADDRESS": cluster}
     done = subprocess.run([sys.executable, "-c", LEFT_OVER], env=environment, capture_output=True, text=True, timeout=LIMIT)
     assert done.stdout.split("\n")[:2] == ["an answer", "an actor"], done.stderr
+
+
+def _of_vllm() -> set[int]:
+    """Return the processes of vLLM that there are."""
+    found = ((process.pid, process.info["cmdline"] or [""]) for process in psutil.process_iter(["cmdline"]))
+    return {pid for pid, words in found if "windtunnel.rl.vllm_engine" in words or words[0].startswith("VLLM::")}
 
 
 def _events(run: Path) -> list[Any]:
