@@ -82,7 +82,7 @@ class SlurmHere:
         own: a folder that is another on each node, as a node's own disk is.
     """
 
-    def __init__(self, folder: Path, *, kill_wait: int = 10, node_timeout: int = 20) -> None:
+    def __init__(self, folder: Path, *, kill_wait: int = 20, node_timeout: int = 20) -> None:
         self.folder, self._processes = folder, dict[str, subprocess.Popen[bytes]]()
         self.own = folder / "own"
         self._kill_wait, self._node_timeout = kill_wait, node_timeout

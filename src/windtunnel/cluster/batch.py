@@ -35,6 +35,8 @@ PROBE_SECONDS = 150.0
 END_SECONDS = 10.0
 """Between SIGTERM and SIGKILL."""
 CLEAN_SECONDS = 20.0
+CANCELLED_SECONDS, CANCELLED_RAY_SECONDS = 2.0, 5.0
+"""For each part of Ray, and for a run on Ray, to end where Slurm ends the job, and kills what is left after 30 s by default."""
 """For the other nodes to remove their temporary folders."""
 WORDS_SECONDS = 3.0
 """A run that trains reads within a second who asked it to stop; one that does not train yet is sent a signal after these."""
@@ -76,6 +78,7 @@ class Driver:
     _signal: str | None = None
     _told: float | None = None
     _signalled: bool = False
+    _cancelled: float | None = None
     _state: State = field(default_factory=State)
 
     def run(self) -> int:
@@ -98,6 +101,11 @@ class Driver:
     def asked(self) -> str | None:
         """Why this attempt is to end; None while it is not."""
         return self._signal or self.job.stop
+
+    @property
+    def _late(self) -> bool:
+        """Whether a run may not be waited for any longer: Slurm has ended Ray with the job, and the run asks Ray for a minute."""
+        return self.job.spec.ray and self._cancelled is not None and time.monotonic() - self._cancelled > CANCELLED_RAY_SECONDS
 
     def phase(self, attempt: Attempt, text: str) -> None:
         """Say and keep what is done now."""
@@ -138,7 +146,7 @@ class Driver:
                 self._train(attempt)
         finally:
             if ray is not None:
-                ray.down()
+                ray.down(*([] if self._cancelled is None else [CANCELLED_SECONDS]))
 
     def _ray(self, attempt: Attempt) -> RayCluster:
         """Bring Ray up over all nodes; those that do not join are bad. Raises UserError."""
@@ -198,7 +206,7 @@ class Driver:
         try:
             self.wait_for(child)
         finally:
-            end_process(child, END_SECONDS)
+            end_process(child, 0 if self._late else END_SECONDS)
             attempt.code = child.returncode
         runs = self.job.runs()
         if runs:
@@ -212,7 +220,7 @@ class Driver:
 
     def wait_for(self, child: subprocess.Popen[bytes]) -> None:
         """Wait for a process, handing on what asks this attempt to end."""
-        while child.poll() is None:
+        while child.poll() is None and not self._late:
             self._hand_on(child)
             time.sleep(TICK)
 
@@ -236,6 +244,8 @@ class Driver:
     def _signals(self) -> Iterator[None]:
         def take(number: int, frame: FrameType | None) -> None:
             self._signal = self._signal or signal.Signals(number).name
+            if number == signal.SIGTERM:
+                self._cancelled = self._cancelled or time.monotonic()
 
         old = {number: signal.signal(number, take) for number in SIGNALS}
         try:
@@ -252,6 +262,8 @@ class Driver:
         place = os.environ.get("TMPDIR", "")
         if not place or Path(place).name != f"{TEMPORARY}{self.given.id}":
             return
+        # Here first: the step on the other nodes may have to wait, and Slurm kills a cancelled job after a while.
+        shutil.rmtree(place, ignore_errors=True)
         others = self.given.nodes[1:]
         if others:
             step = [*scheduler.srun(others), "rm", "-rf", "--", place]

@@ -87,8 +87,8 @@ class RayCluster:
             self._require_alive()
         return [node for node in self.nodes if node not in self._told.get("nodes", [])]
 
-    def down(self) -> None:
-        """End all that was started here and, through srun, on the other nodes."""
+    def down(self, seconds: float = 15.0) -> None:
+        """End all that was started here and, through srun, on the other nodes; after so long each it is killed."""
         import psutil
 
         below: list[Any] = []
@@ -100,7 +100,7 @@ class RayCluster:
             # Before the parent ends: its children are listed by it, and those that survive it are nobody's afterwards.
             with contextlib.suppress(psutil.NoSuchProcess):
                 below += psutil.Process(process.pid).children(recursive=True)
-            end_process(process, 15.0)
+            end_process(process, seconds)
         for child in below:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
