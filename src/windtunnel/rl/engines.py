@@ -336,7 +336,7 @@ class Engines:
     def _gone(self, place: _Place, why: str) -> UserError:
         return UserError(
             f"engine {place.number} died {RESTARTS + 1} times in a row: {why}",
-            "see what it said in the run's output.log (windtunnel logs) and look at free memory; raise stages.rl.engine_seconds "
+            "see what it said (windtunnel logs RUN --which engine) and look at free memory; raise stages.rl.engine_seconds "
             "where it was only slow; --set stages.rl.sync=disk where it is weights that it cannot receive",
         )
 
