@@ -204,6 +204,27 @@ def test_a_learner_that_is_killed_goes_on_from_its_checkpoint(tmp_path: Path, cl
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
+def test_judges_that_are_killed_are_started_again_and_asked_again(tmp_path: Path, cluster: str) -> None:
+    here, placed = tmp_path / "here", tmp_path / "placed"
+    for folder in (here, placed):
+        folder.mkdir()
+    with start(here) as local:
+        assert local.wait(LIMIT) == 0, printed_in(here)
+    (placed / "hold").touch()
+    with start(placed, "stages.rl.placement=ray", RAY_ADDRESS=cluster) as process:
+        held(placed, process)
+        killed(lambda words: words[:1] != [] and words[0].startswith("ray::JudgeHost"))
+        (placed / "hold").unlink()
+        assert process.wait(LIMIT) == 0, printed_in(placed)
+    run, other = the_run(placed), the_run(here)
+    assert run is not None
+    assert other is not None
+    require_same(other, run)
+    assert set(series(run, "unknown").values()) == {0.0}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_a_run_that_lost_a_node_says_with_how_many_it_goes_on_and_then_does(tmp_path: Path) -> None:
     pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
