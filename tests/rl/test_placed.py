@@ -221,6 +221,8 @@ def test_judges_that_are_killed_are_started_again_and_asked_again(tmp_path: Path
     assert other is not None
     require_same(other, run)
     assert set(series(run, "unknown").values()) == {0.0}
+    logs = list(run.glob("logs/judges-*.log"))
+    assert sum(log.read_text().count("judges start on") for log in logs) == len(logs) + 1
 
 
 @pytest.mark.slow

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import os
+import socket
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ from .rewards import Rewards
 AT_ONCE = 32
 """Answers that an actor is asked to judge at once; the others wait here."""
 START_SECONDS, JUDGE_SECONDS = 120.0, 300.0
+RESTARTS = 20
+"""Of an actor in a whole run, which may take days; one that always dies has died so often within a minute."""
 
 
 class JudgeHost:
@@ -27,6 +31,9 @@ class JudgeHost:
 
     def __init__(self, stage: GRPO, log: Path, folder: Path) -> None:
         print_to(log)
+        # Ray tells nobody that it has started one again.
+        now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+        print(f"{now}  judges start on {socket.gethostname()}, process {os.getpid()}", flush=True)
         if folder.is_dir():
             os.chdir(folder)
         self._rewards = Rewards(stage, log)
@@ -69,7 +76,7 @@ def start_judges(stage: GRPO, nodes: Sequence[tuple[str, str]], run: Path) -> di
         name = f"judges-{number}"
         # No CPU is reserved: judges work while GPUs do. An actor that dies is started again, and asked again.
         found[name] = host.options(
-            name=name, num_cpus=0, max_restarts=3, max_task_retries=2, max_concurrency=AT_ONCE,
+            name=name, num_cpus=0, max_restarts=RESTARTS, max_task_retries=2, max_concurrency=AT_ONCE,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True),
         ).remote(stage, judges_log(run.resolve(), number), Path.cwd())  # fmt: skip
     for (name, actor), (_, node) in zip(found.items(), nodes, strict=True):
