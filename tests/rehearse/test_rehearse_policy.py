@@ -22,7 +22,7 @@ from windtunnel.rig import parse_rig
 pytestmark = pytest.mark.end_to_end
 
 CONFIG = {
-    "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "model_type": "llama", "hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "vocab_size": 32, "max_position_embeddings": 64, "tie_word_embeddings": True, "bos_token_id": 0,
     "eos_token_id": 0,
 }  # fmt: skip

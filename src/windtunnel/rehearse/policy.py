@@ -226,7 +226,8 @@ def vllm(rehearsal: Rehearsal, say: Say) -> Evidence:
     try:
         root = train_to_end(rehearsal, recipe, "vllm", say, of="rounds that vLLM answers")
     except CheckFailed as error:
-        return Evidence(did, warnings=[f"{error}; the recipe itself uses engine: {rehearsal.recipe.rl.engine}"])  # type: ignore[union-attr]
+        engine = rehearsal.recipe.rl.engine  # type: ignore[union-attr]
+        return Evidence(f"vLLM {vllm_here()} did not answer", warnings=[f"{error}; the recipe itself uses engine: {engine}"])
     run = next(root.glob("*/manifest.json")).parent
     canary, apart = (max(series(run, name).values()) for name in ("canary", "mismatch_largest"))
     text = f"{did}: the canary by each version of the weights {canary:.0e} and sampled tokens at most {apart:.0e} nats apart"
