@@ -35,9 +35,9 @@ PROBE_SECONDS = 150.0
 END_SECONDS = 10.0
 """Between SIGTERM and SIGKILL."""
 CLEAN_SECONDS = 20.0
+"""For the other nodes to remove their temporary folders."""
 CANCELLED_SECONDS, CANCELLED_RAY_SECONDS = 2.0, 5.0
 """For each part of Ray, and for a run on Ray, to end where Slurm ends the job, and kills what is left after 30 s by default."""
-"""For the other nodes to remove their temporary folders."""
 WORDS_SECONDS = 3.0
 """A run that trains reads within a second who asked it to stop; one that does not train yet is sent a signal after these."""
 # USR1 is what the script asks Slurm for before the time limit; TERM is scancel, preemption and shutdown.
