@@ -296,7 +296,7 @@ class Interpreter:
 
     def kill(self) -> None:
         """End it and its workers at once."""
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # all gone, and the number is another user's by now
             os.killpg(self.pid, signal.SIGKILL)
 
 
