@@ -43,7 +43,7 @@ def fit_runs(names: Sequence[str], on: Sequence[str] | None, sets: Sequence[str]
     if len(recipes) > 1:
         known = recipes[0] in (*recipe_names(), *template_names()) or recipes[0].endswith((".yaml", ".yml"))
         raise UserError(
-            f"no runs: {', '.join(recipes[known:])}",
+            f"no runs: {', '.join(recipes[1:] if known else recipes)}",
             f"name runs of {root}/ (list them with: windtunnel runs), and at most one recipe",
         )
     results = [read_result(folder) for folder in dict.fromkeys(folders)]

@@ -188,7 +188,7 @@ def _check_pictures(paths: list[Path]) -> None:
 
 def _draw(recipe: Recipe, ladder: Ladder, rigs: list[Rig], paths: list[Path], *, silent: bool) -> None:
     for path in paths:
-        from windtunnel.plan import plan_stages, write_plot
+        from windtunnel.plan import OF_STAGE, plan_stages, write_plot
         from windtunnel.recipe import UserError
 
         plans: list[Plan] = []
@@ -200,7 +200,7 @@ def _draw(recipe: Recipe, ladder: Ladder, rigs: list[Rig], paths: list[Path], *,
                 with contextlib.suppress(UserError):  # a rig that the recipe had to be changed for: its first stage is shown
                     staged = plan_stages(recipe, rung.rig)
             stages = [(stage.name, stage.plan) for stage in staged.stages] if staged else [(recipe.stage, rung.plan)]
-            plans += [replace(plan, recipe=f"{recipe.name}, stage {name}") if name else plan for name, plan in stages]
+            plans += [replace(plan, recipe=f"{recipe.name}{OF_STAGE}{name}") if name else plan for name, plan in stages]
         write_plot(plans, path)
         if not silent:
             print(f"wrote {path}")

@@ -104,7 +104,7 @@ class Driver:
 
     @property
     def _late(self) -> bool:
-        """Whether a run may not be waited for any longer: Slurm has ended Ray with the job, and the run asks Ray for a minute."""
+        """Return whether to end a run that was cancelled: Slurm has ended its Ray already, for which it would wait a minute."""
         return self.job.spec.ray and self._cancelled is not None and time.monotonic() - self._cancelled > CANCELLED_RAY_SECONDS
 
     def phase(self, attempt: Attempt, text: str) -> None:
@@ -265,7 +265,7 @@ class Driver:
         # Here first: the step on the other nodes may have to wait, and Slurm kills a cancelled job after a while.
         shutil.rmtree(place, ignore_errors=True)
         others = self.given.nodes[1:]
-        if others:
+        if others and self._cancelled is None:
             step = [*scheduler.srun(others), "rm", "-rf", "--", place]
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                 subprocess.run(step, stdin=subprocess.DEVNULL, capture_output=True, timeout=CLEAN_SECONDS, check=False)

@@ -28,7 +28,7 @@ from .stages import (
     stage_remarks,
     stage_rows,
 )
-from .text import count_text, hours_text, lines
+from .text import OF_STAGE, count_text, hours_text, lines
 from .types import Alternative, Moment, Option, Plan, Role
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ __all__ = [
     "CALIBRATION_OFF",
     "COLUMNS",
     "JOB_COLUMNS",
+    "OF_STAGE",
     "RIG_COLUMNS",
     "STAGE_COLUMNS",
     "Alternative",

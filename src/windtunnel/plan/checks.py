@@ -11,7 +11,7 @@ from windtunnel.recipe import Every, GPTModel, HuggingFaceModel, Recipe
 from windtunnel.rig import Rig
 
 from .own_engine import other_engine
-from .text import count_text, hours_text
+from .text import OF_STAGE, count_text, hours_text
 
 WARMUP_SHARE = 0.3
 STARTUP_SHARE = 0.25
@@ -26,7 +26,7 @@ def _plan(context: Context, say: Say) -> Evidence:
         say(rig.name)
         plans = context.plans(rig)
         for recipe, plan in zip(context.stages, plans, strict=True):
-            name = f"{rig.name}, stage {recipe.stage}" if len(plans) > 1 else rig.name
+            name = f"{rig.name}{OF_STAGE}{recipe.stage}" if len(plans) > 1 else rig.name
             facts[name] = {"fits": plan.fits, "hours": plan.hours, "dollars": plan.dollars, "peak_gib": plan.peak_gib}
             if not plan.fits:
                 options = "; or ".join(f"{a.change} ({a.why})" for a in plan.alternatives)

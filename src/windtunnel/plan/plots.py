@@ -18,14 +18,13 @@ from typing import Any
 from windtunnel.recipe import UserError
 
 from .plot_parts import GRID, INK, draw_costs, draw_memory, draw_roles, draw_terms
+from .text import OF_STAGE
 from .types import Plan
 
 SUFFIXES = (".png", ".html")
 WIDTH = 10.0  # inches
 MEMORY_HEIGHT, ROLES_HEIGHT, TERM_HEIGHT, MARGIN = 3.3, 3.3, 0.3, 1.1
 DOTS = 150
-STAGE = ", stage "
-"""Between a recipe's name and its stage's, where a plan is of one of several."""
 PAPER = "#ffffff"
 # What the page's style sheet replaces: matplotlib wants real colours.
 _VARIABLES = {INK: "var(--ink)", GRID: "var(--grid)"}
@@ -94,10 +93,16 @@ def roles_svg(plan: Plan, name: str = "roles") -> str:
 
 
 def _whole(plans: Sequence[Plan]) -> list[Plan]:
-    """Return one plan a rig, with what all stages take there together."""
-    whole = []
-    for rig in dict.fromkeys(plan.rig for plan in plans):
-        stages = [plan for plan in plans if plan.rig == rig]
+    """Return one plan a rig, with what all stages take there together; none of a rig that has a plan of some stages alone."""
+    whole: list[Plan] = []
+    by_rig: dict[str, list[Plan]] = {}
+    for plan in plans:
+        by_rig.setdefault(plan.rig, []).append(plan)
+    most = max(map(len, by_rig.values()), default=0)
+    for stages in by_rig.values():
+        # Beside whole runs a part of one would look cheap.
+        if len(stages) < most:
+            continue
         dollars = [plan.dollars for plan in stages]
         whole.append(
             replace(
@@ -160,7 +165,7 @@ def _page(plans: Sequence[Plan]) -> str:
         for i, plan in enumerate(plans)
     ]
     costs = Markup(cost_svg(_whole(plans))) if len(plans) > 1 else ""
-    recipe = plans[0].recipe.partition(STAGE)[0]
+    recipe = plans[0].recipe.partition(OF_STAGE)[0]
     return environment.get_template("plan.html").render(recipe=recipe, plans=list(zip(plans, pictures, strict=True)), costs=costs)
 
 

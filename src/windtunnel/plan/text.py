@@ -16,7 +16,8 @@ METHODS = {
     "grpo": "reinforcement learning (GRPO)",
 }
 
-
+OF_STAGE = ", stage "
+"""Between the name of a recipe or a rig and a stage's, where a plan is of one of several."""
 OF_A_RUN = ("length", "ends", "time", "cost", "epochs")
 
 
@@ -163,7 +164,7 @@ def _keeping(plan: Plan) -> list[tuple[str, str, str]]:
 
 
 def counted(number: int, what: str) -> str:
-    """'1 step', '1,200 steps'."""
+    """Write a number of things: '1 step', '1,200 steps'."""
     return f"{number:,} {what}{'s' if number != 1 else ''}"
 
 

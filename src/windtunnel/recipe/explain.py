@@ -74,8 +74,8 @@ def _line(start: str, parts: Path_, items: list[Any], model: type[BaseModel] | N
     match first["type"]:
         case "extra_forbidden":
             names = [name for name, field in model.model_fields.items() if not field.exclude] if model else []
-            if parts[0] == "stages" and len(parts) > 2:
-                stages = {parts[1]: stages.get(parts[1], "pretrain")}
+            if parts[0] == "stages" and len(parts) > 2 and parts[1] in stages:
+                stages = {parts[1]: stages[parts[1]]}
             same = same_key(".".join(parts), first["input"], stages) or _of_recipe(parts) or _elsewhere(parts[-1], stages)
             return f"{start}: unknown key; {same or _nearest(parts[-1], names, 0.6) or 'valid: ' + ', '.join(names)}"
         case "missing":

@@ -30,6 +30,7 @@ _KEEP = ("checkpoints.keep_last", "")
 _SEEN = (f"{STAGE}.validation_tokens", "")
 _DTYPE = (f"{STAGE}.precision", "auto, fp32, bf16 or fp8")
 _ATTENTION = (f"{STAGE}.deterministic", "the kernels are chosen; false: the fastest")
+_MASTER = f"{STAGE}.master"
 _COMPILE = (f"{STAGE}.compile", "")
 _VOCAB = ("data.tokenizer.vocab_size", "of kind bpe; characters count themselves")
 _KV = ("model.kv_heads", "")
@@ -95,7 +96,7 @@ KEYS: dict[str, tuple[str, str]] = {
     **_all(_SAVE, "save_every save_steps save_interval checkpoint_every save_freq save_strategy saves_per_epoch"),
     **_all(_SAVE, "always_save_checkpoint checkpoint.interval checkpoint.enable"),
     **_all(_KEEP, "save_total_limit keep_latest_k max_actor_ckpt_to_keep"),
-    **_all(_DTYPE, "dtype torch_dtype bf16 fp16 fp8 tf32 mixed_precision mixed_precision_param fp8_recipe float8"),
+    **_all(_DTYPE, "precision dtype torch_dtype bf16 fp16 fp8 tf32 mixed_precision mixed_precision_param fp8_recipe float8"),
     **_all(_VOCAB, "vocab_size n_vocab"),
     **_all(("trm.supervision", ""), "n_sup n_supervision supervision_steps"),
     "n_loops": ("trm.loops", ""), "supervision_weight_base": ("trm.weight_base", ""),
@@ -113,7 +114,7 @@ KEYS: dict[str, tuple[str, str]] = {
     **_all(_PIPELINE, "pipeline_parallel_size pp pipeline_parallel_degree"),
     **_all(_EXPERT, "ep expert_parallel_degree expert_parallel_size"),
     **_all(_AGAIN, "gradient_checkpointing activation_checkpointing enable_gradient_checkpointing activation_checkpoint.mode"),
-    "use_master_weights": ("stages.sft.master", "fp32"),
+    "use_master_weights": (_MASTER, "true: fp32"),
     **_all(_COMPILE, "compile.enable torch_compile training.compile"),
     **_all(_ATTENTION, "flash_attention attn_implementation xformers_attention flash_attn"),
     **_all(_GPUS, "nproc_per_node num_gpus gpus n_gpus devices n_gpus_per_node nnodes ngpu data_parallel_replicate_degree"),
@@ -142,7 +143,7 @@ KEYS: dict[str, tuple[str, str]] = {
     **_all((f"{_RL}.scale", ""), "scale_rewards norm_adv_by_std_in_grpo"), "adv_estimator": (f"{_RL}.advantages", ""),
     "reward_weights": (f"{_RL}.rewards.weight", ""),
     **_all(_REWARD, "reward_funcs reward_function custom_reward_function.path"),
-    "mask_truncated_completions": (f"{_RL}.mask_truncated", ""), "sync_ref_model": (f"{_RL}.reference", ""),
+    "mask_truncated_completions": (f"{_RL}.mask_truncated", ""),
     **_all(_ENGINE, "use_vllm vllm_mode rollout.name"),
     **_all((f"{_RL}.engine_memory", ""), "gpu_memory_utilization vllm_gpu_memory_utilization"),
     **_all((f"{_RL}.engine_tensor", ""), "tensor_model_parallel_size vllm_tensor_parallel_size"),
@@ -152,6 +153,7 @@ KEYS: dict[str, tuple[str, str]] = {
 
 _ONE_RATE = (f"{STAGE}.learning_rate", "of all weights that are trained")
 OF_KIND: dict[str, dict[str, tuple[str, str] | str]] = {
+    "pretrain": {_MASTER: "weights that learn are fp32, and cast where they are multiplied"},
     "sft": {
         **dict.fromkeys((_RATE[0], f"{STAGE}.optimizer.embedding_lr", f"{STAGE}.optimizer.unembedding_lr"), _ONE_RATE),
         _CLIP[0]: "gradients are scaled down to a norm of 1",
@@ -171,7 +173,7 @@ OF_KIND: dict[str, dict[str, tuple[str, str] | str]] = {
         _DTYPE[0]: "learners compute in bf16, on a CPU in fp32",
     },
 }
-"""What a key of pretraining is in stages of another kind: a key, or why there is none."""
+"""What a key is in stages of a kind that has it under another name: a key, or why there is none."""
 
 PATHS: dict[str, tuple[str, str]] = {
     "layout.precision": _DTYPE,
@@ -194,6 +196,7 @@ ABSENT = {
     "bias": "linear layers have none",
     "tie_weights": "embedding and head are two matrices",
     "entropy_coeff": "there is no bonus for entropy",
+    "sync_ref_model": "the reference is the policy that the stage began with, and stays it",
     "wandb_entity": "it is wandb's own variable, WANDB_ENTITY",
     "target_flops": "a run is limited by its tokens, steps, epochs, hours or dollars",
     **dict.fromkeys(("label_smoothing_factor", "neftune_noise_alpha"), "there is none"),
@@ -255,14 +258,14 @@ VALUES: dict[str, dict[str, str]] = {
         "assistant": "answers", "assistant_only": "answers", "completion": "answers", "full": "all", "bnpo": "dapo",
         "ppo": "grpo",
     },
-    "overlong": {"delete": "drop", "truncate_left": "truncate", "error": "refuse"},
+    "overlong": {"delete": "drop", "error": "refuse"},
     "format": {"openai": "messages", "chatml": "messages", "instruction": "alpaca", "csv": "auto", "json": "jsonl"},
     "scale": {"std": "group", "true": "group", "batch": "group", "false": "none", "off": "none"},
     "engine": {"hf": "transformers", "sglang": "vllm", "colocate": "in-turn", "server": "vllm"},
     "advantages": {"rloo": "leave-one-out", "loo": "leave-one-out", "grpo": "group", "gae": "group"},
     "mismatch": {"tis": "truncate", "icepop": "mask", "none": "ignore", "off": "ignore"},
 }  # fmt: skip
-"""Last part of a key -> what others write there -> the value that means the same."""
+"""Last part of a key -> what others write there -> the value that is the same or the nearest to it."""
 NOTHING = frozenset({"none", "nil", "off", "no", "n/a", "unlimited", "inf", "infinite", "false", "-1"})
 # Of a sequence or a vocabulary, where powers of two are meant.
 _THOUSANDS = {"k": 1024, "m": 1024**2}
@@ -283,7 +286,7 @@ def same_key(path: str, value: Any = None, stages: Mapping[str, str] | None = No
     before, _, word = path.rpartition(".")
     owner = before.rpartition(".")[2]
     # `stages.pretrain.x`: the stage's own name says nothing of what x is.
-    owner = "" if before.startswith("stages.") else owner
+    owner = "" if before.startswith("stages.") and before.count(".") == 1 else owner
     told = list(_below(word, value, stages)) if isinstance(value, dict) else []
     return "; ".join(dict.fromkeys(told or _known(owner, word, stages)))
 
@@ -335,7 +338,7 @@ def _line(word: str, keys: Sequence[str], note: str) -> str:
 
 
 def same_value(key: str, value: Any, *, nullable: bool) -> str:
-    """Return the value that means the same as one that is refused, as it is written in a recipe; '' where none is known.
+    """Return the value that is nearest to one that is refused, as it is written in a recipe; '' where none is known.
 
     Args:
         key: the last part of the key's path.

@@ -231,7 +231,7 @@ class Readiness:
 
     @property
     def stage(self) -> str:
-        """', stage NAME' of the last of several stages, which is the one whose plans are shown; '' of one alone."""
+        """Return ', stage NAME' of the last of several stages, whose plans are shown; '' where there is one alone."""
         return f", stage {self.recipe.stage}" if self.recipe and len(self.context.stages) > 1 else ""
 
     def plans(self) -> list[Plan]:

@@ -182,7 +182,8 @@ def _of_tokens(losses: Sequence[PolicyLoss]) -> dict[str, float]:
 
 def _largest(losses: Sequence[PolicyLoss]) -> dict[str, float]:
     apart = [torch.where(loss.scored, (_policy(loss) - loss.tokens.sampler).abs(), 0.0).max() for loss in losses]
-    return {"mismatch_largest": max(0.0, float(torch.stack(apart).max()))} if apart else {"mismatch_largest": 0.0}
+    # A probability that is not a number is as far away as can be, and must not hide the others.
+    return {"mismatch_largest": float(torch.stack(apart).nan_to_num(nan=math.inf).max()) if apart else 0.0}
 
 
 def _policy(loss: PolicyLoss) -> torch.Tensor:

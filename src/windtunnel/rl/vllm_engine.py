@@ -275,7 +275,7 @@ class Interpreter:
                 command, env=environment, pass_fds=(descriptor,), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
                 start_new_session=True,
             )  # fmt: skip
-        self.pid = self._popen.pid
+        self.pid, self._ended = self._popen.pid, False
 
     @property
     def exitcode(self) -> int | None:
@@ -292,10 +292,13 @@ class Interpreter:
             self._popen.wait(timeout)
             # Where it was killed, vLLM's core lives on, and keeps the GPU's memory.
             self.kill()
+            self._ended = True
             shutil.rmtree(self._sockets, ignore_errors=True)
 
     def kill(self) -> None:
         """End it and its workers at once."""
+        if self._ended:
+            return  # by now its number may be another's
         with contextlib.suppress(ProcessLookupError, PermissionError):  # all gone, and the number is another user's by now
             os.killpg(self.pid, signal.SIGKILL)
 

@@ -378,7 +378,11 @@ def _connect_reader(path: Path) -> sqlite3.Connection:
         for options in ("?mode=ro", "?immutable=1"):  # the second for folders this user may not write to
             try:
                 connection = sqlite3.connect(address + options, uri=True, timeout=10.0, check_same_thread=False)
-                connection.execute("SELECT count(*) FROM series").fetchone()
+                try:
+                    connection.execute("SELECT count(*) FROM series").fetchone()
+                except sqlite3.DatabaseError:
+                    connection.close()
+                    raise
                 return connection
             except sqlite3.DatabaseError as found:
                 error = error or found

@@ -43,7 +43,7 @@ MOST_PRINTED, MOST_LOG, KEPT_LOG = 64 << 20, 16 << 20, 1 << 20
 # Libraries such as torch map far more than they use, so what is used is watched besides.
 ADDRESS_BYTES = 64 << 30
 WATCH_SECONDS = 0.05
-# Looks at what it uses come so many times as long after one another as a look takes.
+# A look at what it uses is followed by none for so many times as long as it took.
 LOOK_SHARE = 20.0
 # What a function must return at least for an answer that is right.
 ENOUGH = 0.5

@@ -161,8 +161,8 @@ function runRow(run, label) {
     cell(loss(run.loss), "loss"),
     el("td", { class: "wide" }, run.spark.length > 1 ? curve : ""),
     cell(loss(run.validation_loss), "validation"),
-    cell(finite(run.spent_dollars) ? dollars(run.spent_dollars) : duration(3600 * run.spent_hours), "spent"),
-    cell(finite(run.planned_dollars) ? dollars(run.planned_dollars) : duration(3600 * run.planned_hours), "planned"),
+    cell(finite(run.spent_dollars) ? dollars(run.spent_dollars) : finite(run.spent_hours) ? duration(3600 * run.spent_hours) : "–", "spent"),
+    cell(finite(run.planned_dollars) ? dollars(run.planned_dollars) : finite(run.planned_hours) ? duration(3600 * run.planned_hours) : "–", "planned"),
     el("td", { "data-label": "last step" }, run.last ? new Date(1000 * run.last).toLocaleString("sv").slice(0, 16) : ""));
 }
 
