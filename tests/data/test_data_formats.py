@@ -5,7 +5,11 @@ from __future__ import annotations
 import bz2
 import gzip
 import json
+import re
 import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -219,6 +223,84 @@ def test_questions_and_answers_by_other_names_are_given_ours(
             exec(shlex.split(fix.partition("python -c ")[2].partition(", and name that")[0])[0])
             (read_again,) = ConversationReader(ConversationCorpus(files=["x"])).read(listed_files(["a.pairs.parquet"]))
             assert read_again.messages[-1]["content"] == "Four."
+
+
+def run_fix(error: UserError) -> None:
+    """Run the command of an error's fix in a shell, as its reader would."""
+    command = (error.fix or "").partition(", and name that")[0]
+    starts = [command.find(start) for start in ("python -c ", "jq -c ", "zcat ", "zstdcat ", "iconv ") if start in command]
+    command = command[min(starts) :].partition(" (or -f ")[0]
+    tools = {"jq", "iconv", "zcat", "zstdcat"} & set(shlex.split(command))
+    if missing := [tool for tool in sorted(tools) if shutil.which(tool) is None]:
+        pytest.skip(f"{missing[0]} is not installed")
+    if command.startswith("python "):
+        command = shlex.quote(sys.executable) + command.removeprefix("python")
+    subprocess.run(command, shell=True, check=True, timeout=120)
+
+
+ODD = ["doc.text", 'a"b', "it's", "\N{GRINNING FACE}", "back\\(slash)", "$x", "new\nline"]
+
+
+def write_records(name: str, rows: list[dict[str, object]]) -> None:
+    if name.endswith(".parquet"):
+        parquet.write_table(pyarrow.Table.from_pylist(rows), name)
+    else:
+        Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+@pytest.mark.parametrize("key", ODD)
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_records_without_text_are_left_out_by_the_command_of_the_fix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, key: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = f"it's {ODD[3]}{suffix}"
+    write_records(name, [{key: "one"}, {key: None}, {key: "two"}])
+    with pytest.raises(UserError, match=re.escape(f":2: {key!r} is null, expected text")) as caught:
+        read(Path(name), text_key=key)
+    run_fix(caught.value)
+    made = Path(name).with_suffix(".lines.jsonl" if suffix == ".jsonl" else ".filled.parquet")
+    assert read(made, text_key=key) == ["one", "two"]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_records_without_text_within_are_left_out_by_the_command_of_the_fix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows: list[dict[str, object]] = [{"doc": {"text": "one"}}, {"doc": {"text": None}}, {"doc": None}, {"doc": {"text": "two"}}]
+    for at, message in ((1, "'doc.text' is null, expected text"), (2, "'doc' is null, expected an object with 'text'")):
+        write_records(f"a{suffix}", [rows[0], rows[at], *rows[1:]])
+        with pytest.raises(UserError, match=f":2: {message}") as caught:
+            read(Path(f"a{suffix}"), text_key="doc.text")
+        run_fix(caught.value)
+        made = Path("a.lines.jsonl" if suffix == ".jsonl" else "a.filled.parquet")
+        assert read(made, text_key="doc.text") == ["one", "two"]
+
+
+def test_what_stands_in_the_way_to_the_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"doc": "b"}\n')
+    with pytest.raises(UserError, match="'doc' is str, expected an object with 'text'"):
+        read(tmp_path / "a.jsonl", text_key="doc.text")
+    (tmp_path / "a.jsonl").write_text('{"doc": {"text": {"en": "b"}}}\n')
+    with pytest.raises(UserError, match=r"'doc\.text' is dict, expected text"):
+        read(tmp_path / "a.jsonl", text_key="doc.text")
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_columns_of_any_name_are_renamed_by_the_command_of_the_fix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    """Names are compared in lower case, and the command gives them as they are written."""
+    monkeypatch.chdir(tmp_path)
+    name = f"it's {ODD[3]}{suffix}"
+    write_records(name, [{"Question": "Two?", "Output": "Four."}])
+    with pytest.raises(UserError) as caught:
+        list(ConversationReader(ConversationCorpus(files=[name])).read(listed_files([name])))
+    run_fix(caught.value)
+    made = str(Path(name).with_suffix(".lines.jsonl" if suffix == ".jsonl" else ".pairs.parquet"))
+    (said,) = ConversationReader(ConversationCorpus(files=[made])).read(listed_files([made]))
+    assert [message["content"] for message in said.messages] == ["Two?", "Four."]
 
 
 def test_text_within_a_record_or_written_as_bytes_is_read(tmp_path: Path) -> None:

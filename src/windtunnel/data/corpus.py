@@ -223,6 +223,15 @@ def _text_of(record: dict[str, Any], key: str) -> Any:
     return _text_of(below, inner) if isinstance(below, dict) else None
 
 
+def _names_of(record: dict[str, Any], key: str) -> list[str]:
+    """Return the names that lead to what `_text_of` takes, the outermost first: one where the record has the key as it is."""
+    if key in record or "." not in key:
+        return [key]
+    outer, _, inner = key.partition(".")
+    below = record.get(outer)
+    return [outer, *(_names_of(below, inner) if isinstance(below, dict) else inner.split("."))]
+
+
 def _utf8(file: CorpusFile, number: int, text: str | bytes) -> bytes:
     """Return a record's text as UTF-8; some writers of Parquet mark none of their texts as such."""
     if isinstance(text, bytes):
@@ -240,13 +249,17 @@ def _utf8(file: CorpusFile, number: int, text: str | bytes) -> bytes:
 
 def _without_text(file: CorpusFile, form: Form, number: int, record: dict[str, Any]) -> UserError:
     where = f"{file.path}:{number}"
-    if file.text_key.partition(".")[0] in record:
-        found = _text_of(record, file.text_key)
+    names = _names_of(record, file.text_key)
+    if names[0] in record:
+        found, depth = record[names[0]], 1
+        while depth < len(names) and isinstance(found, dict):
+            found, depth = found.get(names[depth]), depth + 1
         what = "null" if found is None else type(found).__name__
         fix = "mend the record or leave it out"
         if found is None and form in ("jsonl", "parquet"):
-            fix = f"{fix}: {without_nulls(file.path, file.text_key, table=form == 'parquet')}"
-        return UserError(f"{where}: {file.text_key!r} is {what}, expected text", fix)
+            fix = f"{fix}: {without_nulls(file.path, names, table=form == 'parquet')}"
+        expected = "text" if depth == len(names) else f"an object with {names[depth]!r}"
+        return UserError(f"{where}: {'.'.join(names[:depth])!r} is {what}, expected {expected}", fix)
     if {"messages", "conversations"} & set(record) or any(pair <= set(record) for pair in _ANSWERED):
         return UserError(f"{where}: this is a conversation, not a document", "--set data.corpus.kind=conversations")
     texts = [key for key, value in record.items() if isinstance(value, str)]

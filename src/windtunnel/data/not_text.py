@@ -80,8 +80,8 @@ def refuse_by_name(path: str, head: bytes) -> None:
     if name.suffix in _SEPARATED:
         marks, delimiter = _SEPARATED[name.suffix]
         options = f"parse_options=csv.ParseOptions({delimiter}newlines_in_values=True)"
-        given, target = json.dumps(path), json.dumps(str(name.with_suffix(".parquet")))
-        code = f"from pyarrow import csv, parquet; parquet.write_table(csv.read_csv({given}, {options}), {target})"
+        target = str(name.with_suffix(".parquet"))
+        code = f"from pyarrow import csv, parquet; parquet.write_table(csv.read_csv({path!r}, {options}), {target!r})"
         raise UserError(
             f"data.corpus.files: {path} is a table, whose names, quotes and {marks} would be trained on",
             f"python -c {shlex.quote(code)}, and name that; or --set data.corpus.format=text to train on it as it is",
@@ -159,19 +159,21 @@ def as_completions(path: str, record: dict[str, Any], *, table: bool) -> str | N
     if "context" in names:  # what a question is about
         ours = {"instruction": asked, "input": names["context"], "output": said}
     if not table:
-        return by_jq(path, "{" + ", ".join(f'{name}: .["{theirs}"]' for name, theirs in ours.items()) + "}")
-    given, target = json.dumps(path), json.dumps(str(Path(path).with_suffix(".pairs.parquet")))
-    code = f"from pyarrow import parquet; t = parquet.read_table({given}).select({json.dumps(list(ours.values()))}); "
-    code += f"parquet.write_table(t.rename_columns({json.dumps(list(ours))}), {target})"
+        return by_jq(path, "{" + ", ".join(f"{name}: .{_in_jq(theirs)}" for name, theirs in ours.items()) + "}")
+    code = f"from pyarrow import parquet; t = parquet.read_table({path!r}).select({list(ours.values())}); "
+    code += f"parquet.write_table(t.rename_columns({list(ours)}), {str(Path(path).with_suffix('.pairs.parquet'))!r})"
     return f"python -c {shlex.quote(code)}, and name that"
 
 
-def without_nulls(path: str, key: str, *, table: bool) -> str:
-    """Return how records without text are left out of JSON lines, or of Parquet."""
-    name = ".".join(f'["{part}"]' for part in key.split("."))
+def without_nulls(path: str, names: list[str], *, table: bool) -> str:
+    """Return how records without text are left out of JSON lines, or of Parquet; the names lead to it, the outermost first."""
     if not table:
-        return by_jq(path, f"select(.{name} != null)")
-    given, target = json.dumps(path), json.dumps(str(Path(path).with_suffix(".filled.parquet")))
-    code = f"from pyarrow import compute, parquet; t = parquet.read_table({given}); "
-    code += f"parquet.write_table(t.filter(compute.is_valid(t[{json.dumps(key)}])), {target})"
+        return by_jq(path, f"select(.{''.join(map(_in_jq, names))} != null)")
+    texts = f"compute.struct_field(t[{names[0]!r}], {names[1:]})" if names[1:] else f"t[{names[0]!r}]"
+    code = f"from pyarrow import compute, parquet; t = parquet.read_table({path!r}); "
+    code += f"parquet.write_table(t.filter(compute.is_valid({texts})), {str(Path(path).with_suffix('.filled.parquet'))!r})"
     return f"python -c {shlex.quote(code)}, and name that"
+
+
+def _in_jq(name: str) -> str:
+    return f"[{json.dumps(name, ensure_ascii=False)}]"
