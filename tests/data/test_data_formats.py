@@ -303,6 +303,36 @@ def test_columns_of_any_name_are_renamed_by_the_command_of_the_fix(
     assert [message["content"] for message in said.messages] == ["Two?", "Four."]
 
 
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        ({"instruction": "Add.", "input": "2, 2", "response": "4"}, ["Add.\n\n2, 2", "4"]),
+        ({"instruction": "Add.", "input": None, "response": "4"}, ["Add.", "4"]),
+        ({"instruction": "Be short.", "question": "2 + 2?", "answer": "4"}, ["Be short.\n\n2 + 2?", "4"]),
+        ({"input": "2 + 2?", "response": "4"}, ["2 + 2?", "4"]),
+        ({"system": "Be short.", "question": "2 + 2?", "response": "4"}, ["Be short.", "2 + 2?", "4"]),
+        ({"system_prompt": "", "question": "2 + 2?", "response": "4"}, ["2 + 2?", "4"]),
+        ({"system": "Be short.", "question": "Sum?", "context": "2, 2", "answer": "4"}, ["Be short.", "Sum?\n\n2, 2", "4"]),
+        ({"question": "Sum?", "context": "2, 2", "input": "3", "answer": "4"}, None),
+    ],
+)
+def test_the_command_of_the_fix_loses_no_text_beside_a_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, record: dict[str, object], said: list[str] | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_records(f"a{suffix}", [record])
+    with pytest.raises(UserError) as caught:
+        list(ConversationReader(ConversationCorpus(files=[f"a{suffix}"])).read(listed_files([f"a{suffix}"])))
+    if said is None:
+        assert (caught.value.fix or "").startswith("mend the record")
+        return
+    run_fix(caught.value)
+    made = "a.lines.jsonl" if suffix == ".jsonl" else "a.pairs.parquet"
+    (read_again,) = ConversationReader(ConversationCorpus(files=[made])).read(listed_files([made]))
+    assert [message["content"] for message in read_again.messages] == said
+
+
 def test_text_within_a_record_or_written_as_bytes_is_read(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"doc": {"text": "one"}}\n')
     parquet.write_table(pyarrow.table({"doc": [{"text": "one", "url": "x"}], "id": [1]}), tmp_path / "a.parquet")

@@ -144,7 +144,9 @@ def no_object(path: str, number: int, value: Any) -> UserError:
 
 
 # What questions and answers are called elsewhere.
-_ASKED = ("prompt", "question", "instruction", "input", "query", "problem", "user")
+_ASKED = ("prompt", "instruction", "question", "input", "query", "problem", "user")
+_BESIDE = ("context", "input", "question")  # what a question is about, or the question of an instruction
+_SYSTEM = ("system", "system_prompt", "system_message")
 _SAID = ("completion", "response", "answer", "output", "chosen", "solution", "assistant")
 
 
@@ -155,9 +157,16 @@ def as_completions(path: str, record: dict[str, Any], *, table: bool) -> str | N
     said = next((names[name] for name in _SAID if name in names), None)
     if asked is None or said is None:
         return None
+    # Other records may have text where this one has none.
+    names = {name.lower(): name for name, value in record.items() if value is None or isinstance(value, str)}
+    beside = [names[name] for name in _BESIDE if name in names and names[name] != asked]
+    system = [names[name] for name in _SYSTEM if name in names]
+    if len(beside) > 1 or len(system) > 1:
+        return None
     ours = {"prompt": asked, "completion": said}
-    if "context" in names:  # what a question is about
-        ours = {"instruction": asked, "input": names["context"], "output": said}
+    if beside or system:  # Alpaca's format has a place for them
+        more = [*(("input", name) for name in beside), ("output", said), *(("system", name) for name in system)]
+        ours = {"instruction": asked, **dict(more)}
     if not table:
         return by_jq(path, "{" + ", ".join(f"{name}: .{_in_jq(theirs)}" for name, theirs in ours.items()) + "}")
     code = f"from pyarrow import parquet; t = parquet.read_table({path!r}).select({list(ours.values())}); "
