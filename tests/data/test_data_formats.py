@@ -134,6 +134,7 @@ LINE = json.dumps({"text": "Good."}) + "\n"
         ("a.zip", b"PK\x03\x04 and so on", "is zip"),
         ("a.tgz", gzip.compress(b"a.txt".ljust(257, b"\0") + b"ustar\x0000", mtime=0), "is a tar archive"),
         ("a.csv", "id,text\n1,one\n", "is a table, whose names, quotes and commas"),
+        ("a.PARQUET", "<html>404", "is not Parquet: it begins with '<html>404'"),
         ("a.tsv.gz", gzip.compress(b"id\ttext\n", mtime=0), "is a table, whose names, quotes and tabs"),
         ("a.html", "<!DOCTYPE html><p>Hi.", "is a web page"),
         ("a.parquet", "<html>404", "is not Parquet: it begins with '<html>404'"),
@@ -179,21 +180,6 @@ def test_the_fix_of_a_bad_file_can_be_run(
     with pytest.raises(UserError) as caught:
         read(Path(name))
     assert command in (caught.value.fix or "")
-
-
-def test_the_fixes_of_tables_are_code_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("it's.csv").write_text('id,text\n1,"one, ""two"""\n2,"a\nb"\n')
-    parquet.write_table(pyarrow.table({"text": ["one", None, "two"]}), "a.parquet")
-    for name, made, texts in (
-        ("it's.csv", "it's.parquet", ['one, "two"', "a\nb"]),
-        ("a.parquet", "a.filled.parquet", ["one", "two"]),
-    ):
-        with pytest.raises(UserError) as caught:
-            read(Path(name))
-        command = (caught.value.fix or "").partition("python -c ")[2].partition(", and name that")[0]
-        exec(shlex.split(command)[0])
-        assert read(Path(made)) == texts
 
 
 @pytest.mark.parametrize(
@@ -331,6 +317,63 @@ def test_the_command_of_the_fix_loses_no_text_beside_a_question(
     made = "a.lines.jsonl" if suffix == ".jsonl" else "a.pairs.parquet"
     (read_again,) = ConversationReader(ConversationCorpus(files=[made])).read(listed_files([made]))
     assert [message["content"] for message in read_again.messages] == said
+
+
+TABLE = 'id,text\n1,"one, ""two"""\n2,"a\nb"\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "made", "content"),
+    [
+        ("it's.csv", "it's.table.parquet", TABLE.encode()),
+        (f"{ODD[3]}.CSV", f"{ODD[3]}.table.parquet", TABLE.encode()),
+        ("-a.tsv", "-a.table.parquet", TABLE.replace("id,", "id\t").replace('1,"', '1\t"').replace("2,", "2\t").encode()),
+        ("a.csv.gzip", "a.table.parquet", gzip.compress(TABLE.encode())),
+        ("a.csv.GZ", "a.table.parquet", gzip.compress(TABLE.encode())),
+        ("a.csv.zstd", "a.table.parquet", zstandard.compress(TABLE.encode())),
+    ],
+)
+def test_a_table_becomes_parquet_by_the_command_of_the_fix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, made: str, content: bytes
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_bytes(content)
+    with pytest.raises(UserError, match="is a table") as caught:
+        read(Path(name))
+    run_fix(caught.value)
+    assert read(Path(made)) == ['one, "two"', "a\nb"]
+
+
+def test_a_table_of_long_rows_becomes_parquet_beside_one_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.parquet").write_bytes(b"another")
+    Path("a.csv").write_text(f'id,text\n1,one\n2,"{"long " * 600_000}"\n3,two\n')
+    with pytest.raises(UserError, match="is a table") as caught:
+        read(Path("a.csv"))
+    run_fix(caught.value)
+    assert read(Path("a.table.parquet")) == ["one", "long " * 600_000, "two"]
+    assert Path("a.parquet").read_bytes() == b"another"
+
+
+@pytest.mark.parametrize(
+    ("name", "made", "content"),
+    [
+        ("-a.txt", "-a.utf8.txt", "caf\xe9 noir".encode("cp1252")),
+        ("-a b.txt.gz", "-a b.utf8.txt", gzip.compress("caf\xe9 noir".encode("utf-16"))),
+        ("a.txt.GZ", "a.utf8.txt", gzip.compress("caf\xe9 noir".encode("utf-16"))),
+        ("-a b.jsonl", "-a b.lines.jsonl", '[{"text": "caf\xe9 noir"}]'.encode()),
+        ("-a.jsonl.zst", "-a.lines.jsonl", zstandard.compress('[{"text": "caf\xe9 noir"}]'.encode())),
+    ],
+)
+def test_a_dash_before_a_name_is_no_option_of_the_command_of_the_fix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, made: str, content: bytes
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_bytes(content)
+    with pytest.raises(UserError) as caught:
+        read(Path(name))
+    run_fix(caught.value)
+    assert read(Path(made)) == ["caf\xe9 noir"]
 
 
 def test_text_within_a_record_or_written_as_bytes_is_read(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import IO, Any, Literal
 
 from windtunnel.recipe import UserError, parse_json
 
-from .not_text import no_array, no_object, not_json, one_array, refuse_by_name, refuse_other, to_utf8
+from .not_text import by_jq, no_array, no_object, not_json, one_array, refuse_by_name, refuse_other, to_utf8
 
 Form = Literal["text", "jsonl", "array", "parquet", "arrow"]
 
@@ -291,7 +291,7 @@ def _array_records(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
     if len(content) > LARGEST_ARRAY:
         raise UserError(
             f"data.corpus.files: {path} is one JSON array of more than {LARGEST_ARRAY >> 30} GiB, which is read at once",
-            f"jq -c '.[]' {path} > {path}l, and name that",
+            by_jq(path, ".[]"),
         )
     try:
         listed = parse_json(content.removeprefix(BOM).decode("utf-8"))

@@ -67,9 +67,9 @@ def refuse_utf16(path: str, head: bytes) -> None:
 
 def refuse_by_name(path: str, head: bytes) -> None:
     """Raise a UserError where a file's contents are not what its name says, or are a table or page that nobody means to learn."""
-    name = Path(path).with_suffix("") if Path(path).suffix in _UNPACK else Path(path)
+    name, unpack = _unpacking(path)
     start = head.removeprefix(codecs.BOM_UTF8).lstrip()[:40]
-    if name.suffix == ".parquet":
+    if name.suffix.lower() == ".parquet":
         begins = start[:20].decode("utf-8", "replace")
         raise UserError(f"data.corpus.files: {path} is not Parquet: it begins with {begins!r}", "download it again, or rename it")
     if start[:15].lower().startswith((b"<!doctype html", b"<html")):
@@ -77,11 +77,15 @@ def refuse_by_name(path: str, head: bytes) -> None:
             "give its text; or download it again, if it is a site's answer in place of the file; or --set data.corpus.format=text"
         )
         raise UserError(f"data.corpus.files: {path} is a web page (HTML)", f"{fix} to train on its tags")
-    if name.suffix in _SEPARATED:
-        marks, delimiter = _SEPARATED[name.suffix]
-        options = f"parse_options=csv.ParseOptions({delimiter}newlines_in_values=True)"
-        target = str(name.with_suffix(".parquet"))
-        code = f"from pyarrow import csv, parquet; parquet.write_table(csv.read_csv({path!r}, {options}), {target!r})"
+    if name.suffix.lower() in _SEPARATED:
+        marks, delimiter = _SEPARATED[name.suffix.lower()]
+        # Rows that are longer than a block of the reader's, 1 MiB by itself, are refused by it.
+        options = f"csv.ReadOptions(block_size=64 << 20), csv.ParseOptions({delimiter}newlines_in_values=True)"
+        codec = {"zcat": "gzip", "zstdcat": "zstd"}.get(unpack)
+        given = f"input_stream({path!r}, compression={codec!r})"
+        target = str(name.with_suffix(".table.parquet"))
+        code = f"from pyarrow import csv, input_stream, parquet; t = csv.read_csv({given}, {options}); "
+        code += f"parquet.write_table(t, {target!r})"
         raise UserError(
             f"data.corpus.files: {path} is a table, whose names, quotes and {marks} would be trained on",
             f"python -c {shlex.quote(code)}, and name that; or --set data.corpus.format=text to train on it as it is",
@@ -94,17 +98,23 @@ def to_utf8(path: str, encoding: str = "", sample: bytes = b"") -> str:
     encoding = encoding or "cp1252"
     if guess and sum(byte >= 0x80 for byte in sample[:4096]) > _MOSTLY_HIGH * len(sample[:4096]):
         encoding, guess = "gb18030", " (or -f big5, shift_jis, euc-kr, cp1251: the encoding that it was written in)"
-    suffix = "".join(Path(path).suffixes[-2:-1] if Path(path).suffix in _UNPACK else Path(path).suffixes[-1:])
+    suffix = _unpacking(path)[0].suffix
     return f"convert it: {_piped(path, f'iconv -f {encoding} -t utf-8', f'.utf8{suffix}')}{guess}"
 
 
 def _piped(path: str, command: str, suffix: str) -> str:
     """Return the shell's line that runs a command on a file, unpacked where it is packed, into another beside it."""
+    name, unpack = _unpacking(path)
+    target = shlex.quote(str(name.with_suffix(suffix)))
+    source = shlex.quote(f"./{path}" if path.startswith("-") else path)  # or it would be an option
+    return f"{unpack} {source} | {command} > {target}" if unpack else f"{command} {source} > {target}"
+
+
+def _unpacking(path: str) -> tuple[Path, str]:
+    """Return a path without the ending that says that it is packed, and the command that unpacks it, empty if none does."""
     name = Path(path)
-    unpack = _UNPACK.get(name.suffix)
-    target = shlex.quote(str((name.with_suffix("") if unpack else name).with_suffix(suffix)))
-    given = f"{unpack} {shlex.quote(path)} | {command}" if unpack else f"{command} {shlex.quote(path)}"
-    return f"{given} > {target}"
+    unpack = _UNPACK.get(name.suffix.lower(), "")
+    return (name.with_suffix("") if unpack else name), unpack
 
 
 def by_jq(path: str, program: str) -> str:
