@@ -224,6 +224,11 @@ def run_fix(error: UserError) -> None:
     subprocess.run(command, shell=True, check=True, timeout=120)
 
 
+def conversations(name: str) -> list[list[str]]:
+    read = ConversationReader(ConversationCorpus(files=[name])).read(listed_files([name]))
+    return [[message["content"] for message in one.messages] for one in read]
+
+
 ODD = ["doc.text", 'a"b', "it's", "\N{GRINNING FACE}", "back\\(slash)", "$x", "new\nline"]
 
 
@@ -282,11 +287,10 @@ def test_columns_of_any_name_are_renamed_by_the_command_of_the_fix(
     name = f"it's {ODD[3]}{suffix}"
     write_records(name, [{"Question": "Two?", "Output": "Four."}])
     with pytest.raises(UserError) as caught:
-        list(ConversationReader(ConversationCorpus(files=[name])).read(listed_files([name])))
+        conversations(name)
     run_fix(caught.value)
-    made = str(Path(name).with_suffix(".lines.jsonl" if suffix == ".jsonl" else ".pairs.parquet"))
-    (said,) = ConversationReader(ConversationCorpus(files=[made])).read(listed_files([made]))
-    assert [message["content"] for message in said.messages] == ["Two?", "Four."]
+    made = Path(name).with_suffix(".lines.jsonl" if suffix == ".jsonl" else ".pairs.parquet")
+    assert conversations(str(made)) == [["Two?", "Four."]]
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
@@ -309,14 +313,12 @@ def test_the_command_of_the_fix_loses_no_text_beside_a_question(
     monkeypatch.chdir(tmp_path)
     write_records(f"a{suffix}", [record])
     with pytest.raises(UserError) as caught:
-        list(ConversationReader(ConversationCorpus(files=[f"a{suffix}"])).read(listed_files([f"a{suffix}"])))
+        conversations(f"a{suffix}")
     if said is None:
         assert (caught.value.fix or "").startswith("mend the record")
         return
     run_fix(caught.value)
-    made = "a.lines.jsonl" if suffix == ".jsonl" else "a.pairs.parquet"
-    (read_again,) = ConversationReader(ConversationCorpus(files=[made])).read(listed_files([made]))
-    assert [message["content"] for message in read_again.messages] == said
+    assert conversations("a.lines.jsonl" if suffix == ".jsonl" else "a.pairs.parquet") == [said]
 
 
 TABLE = 'id,text\n1,"one, ""two"""\n2,"a\nb"\n'
@@ -374,6 +376,35 @@ def test_a_dash_before_a_name_is_no_option_of_the_command_of_the_fix(
         read(Path(name))
     run_fix(caught.value)
     assert read(Path(made)) == ["caf\xe9 noir"]
+
+
+def test_a_table_of_conversations_becomes_parquet_by_the_command_of_the_fix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("q.csv").write_text('prompt,completion\n"Two, and two?",Four.\n')
+    with pytest.raises(UserError, match="is a table, expected JSON lines or Parquet") as caught:
+        conversations("q.csv")
+    assert "format=text" not in (caught.value.fix or "")
+    run_fix(caught.value)
+    assert conversations("q.table.parquet") == [["Two, and two?", "Four."]]
+
+
+@pytest.mark.parametrize(("name", "message"), [("a.parquet", "is not Parquet: it begins"), ("a.jsonl", "is a web page")])
+def test_a_site_s_answer_in_place_of_records_is_told(tmp_path: Path, name: str, message: str) -> None:
+    (tmp_path / name).write_text("<!DOCTYPE html><p>404")
+    with pytest.raises(UserError, match=message) as caught:
+        conversations(str(tmp_path / name))
+    assert "download it again" in (caught.value.fix or "")
+    assert "format=text" not in (caught.value.fix or "")
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.parquet"])
+def test_records_are_read_under_any_name(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text('{"prompt": "Two?", "completion": "Four."}\n')
+    assert conversations(str(tmp_path / name)) == [["Two?", "Four."]]
+    (tmp_path / name).write_text('[{"prompt": "Two?", "completion": "Four."}]')
+    assert conversations(str(tmp_path / name)) == [["Two?", "Four."]]
 
 
 def test_text_within_a_record_or_written_as_bytes_is_read(tmp_path: Path) -> None:

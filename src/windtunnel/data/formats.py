@@ -146,10 +146,11 @@ def form_of(path: str, declared: str = "auto") -> Form:
         found = "arrow"
     else:
         refuse_other(path, head)
-        if declared == "auto":
-            refuse_by_name(path, head)
-        if declared == "records" and head.removeprefix(BOM).lstrip().startswith(b"["):
+        begins = head.removeprefix(BOM).lstrip()[:1]
+        if declared == "records" and begins == b"[":
             return "array"
+        if declared == "auto" or (declared == "records" and begins != b"{"):
+            refuse_by_name(path, head, text=declared == "auto")
         lines = declared in ("jsonl", "records") or (declared == "auto" and _is_json_lines(path, head))
         found = "jsonl" if lines else "text"
     if declared == "parquet" and found not in ("parquet", "arrow"):

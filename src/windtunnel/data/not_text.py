@@ -65,18 +65,20 @@ def refuse_utf16(path: str, head: bytes) -> None:
         raise UserError(f"data.corpus.files: {path} is {name.upper()}, expected UTF-8", to_utf8(path, name))
 
 
-def refuse_by_name(path: str, head: bytes) -> None:
-    """Raise a UserError where a file's contents are not what its name says, or are a table or page that nobody means to learn."""
+def refuse_by_name(path: str, head: bytes, *, text: bool) -> None:
+    """Raise a UserError where a file's contents are not what its name says, or are a table or page that nobody means to learn.
+
+    `text` says that the file may be trained on as it is; else records are expected.
+    """
     name, unpack = _unpacking(path)
     start = head.removeprefix(codecs.BOM_UTF8).lstrip()[:40]
     if name.suffix.lower() == ".parquet":
         begins = start[:20].decode("utf-8", "replace")
         raise UserError(f"data.corpus.files: {path} is not Parquet: it begins with {begins!r}", "download it again, or rename it")
     if start[:15].lower().startswith((b"<!doctype html", b"<html")):
-        fix = (
-            "give its text; or download it again, if it is a site's answer in place of the file; or --set data.corpus.format=text"
-        )
-        raise UserError(f"data.corpus.files: {path} is a web page (HTML)", f"{fix} to train on its tags")
+        fix = f"give {'its text' if text else 'JSON lines or Parquet'}; or download it again, if a site's answer is in its place"
+        fix += "; or --set data.corpus.format=text to train on its tags" if text else ""
+        raise UserError(f"data.corpus.files: {path} is a web page (HTML)", fix)
     if name.suffix.lower() in _SEPARATED:
         marks, delimiter = _SEPARATED[name.suffix.lower()]
         # Rows that are longer than a block of the reader's, 1 MiB by itself, are refused by it.
@@ -86,10 +88,10 @@ def refuse_by_name(path: str, head: bytes) -> None:
         target = str(name.with_suffix(".table.parquet"))
         code = f"from pyarrow import csv, input_stream, parquet; t = csv.read_csv({given}, {options}); "
         code += f"parquet.write_table(t, {target!r})"
-        raise UserError(
-            f"data.corpus.files: {path} is a table, whose names, quotes and {marks} would be trained on",
-            f"python -c {shlex.quote(code)}, and name that; or --set data.corpus.format=text to train on it as it is",
-        )
+        what = f"whose names, quotes and {marks} would be trained on" if text else "expected JSON lines or Parquet"
+        fix = f"python -c {shlex.quote(code)}, and name that"
+        fix += "; or --set data.corpus.format=text to train on it as it is" if text else ""
+        raise UserError(f"data.corpus.files: {path} is a table, {what}", fix)
 
 
 def to_utf8(path: str, encoding: str = "", sample: bytes = b"") -> str:
