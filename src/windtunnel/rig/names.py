@@ -26,19 +26,20 @@ _LATER = re.compile(
     re.I,
 )
 _ALL = re.compile(
-    r"^(?P<all>\d+)\s*[x×*]?\s*(?P<name>[A-Za-z][^()]*?)\s*(?:[,(]|\bon\b|\bover\b|\bacross\b)\s*(?P<nodes>[2-9]|\d\d+)\s*nodes\)?$",
+    r"^(?P<all>\d+)\s*[x×*]?\s*(?P<name>[A-Za-z][^()]*?)\s*(?:[,(]|\bon\b|\bover\b|\bacross\b)\s*(?P<nodes>[2-9]|[1-9]\d+)\s*nodes\)?$",
     re.I,
 )
 _NODES = re.compile(r"^(?P<nodes>\d+)\s*nodes?\s*(?:of|with|[x×*,])?\s*(?P<rest>.+?)(?:\s+each)?$", re.I)
 _TWICE = re.compile(r"^(?P<nodes>\d+)\s*[x×*]\s*(?P<count>\d+)\s*[x×*-]?\s*(?P<name>[A-Za-z].*)$")
 _BARE = re.compile(r"^(?P<count>\d{1,3})\s+(?P<name>(?![xX]\s)(?:[A-Za-z]|[345]090\b).*)$")
 _PRICE = re.compile(
-    r"^(?P<body>.+?)\s*(?:\bat\b|\bfor\b|[,(=])?\s*"
-    r"(?P<price>\$\s*\d[\d.]*\s*(?:/|per\b|an?\b).*|\d[\d.]*\s*\$\s*/.*|\d[\d.]*\s*(?:usd|dollars?)\b.*)$",
+    r"^(?P<body>.+?)\s*(?:\bat\b|\bfor\b|[,(=:])?\s*"
+    r"(?P<price>\$\s*\d[\d.,]*\s*(?:/|per\b|an?\b).*|\d[\d.,]*\s*\$\s*/.*|\d[\d.,]*\s*(?:usd|dollars?)\b.*)$",
     re.I,
 )
 _FIRST = re.compile(
-    r"^(?P<price>[~\u2248]?\$\s*[\d.]+\s*(?:/|per\s+)(?:gpu[\s/-]*)?(?:hour|hr|h))\s+(?:(?:on|for|an?)\s+)?(?P<body>.+)$", re.I
+    r"^(?P<price>[~\u2248]?\$\s*[\d.][\d.,]*\s*(?:/|per\s+)(?:gpu[\s/-]*)?(?:hour|hr|h))\s+(?:(?:on|for|an?)\s+)?(?P<body>.+)$",
+    re.I,
 )
 # A board of 4 or 8 GPUs without a server around it, by which sellers name nodes.
 _HGX = re.compile(
@@ -74,16 +75,16 @@ _MACHINES: tuple[tuple[str, Callable[[re.Match[str]], tuple[int | str, str]]], .
     (r"a3-(?:high|mega|edge)gpu-(\d+)g", lambda m: (m[1], "H100")),
     (r"a3-ultragpu-(\d+)g", lambda m: (m[1], "H200")),
     (r"a4-highgpu-(\d+)g", lambda m: (m[1], "B200")),
-    (r"g2-standard-(\d+)", lambda m: (_SMALL_G.get(m[1], 1), "L4")),
+    (r"g2-standard-(4|8|12|16|24|32|48|96)", lambda m: (_SMALL_G.get(m[1], 1), "L4")),
     (r"(?:standard_)?nd96i?asr(?:_a100)?_v4", lambda m: (8, "A100-40")),
     (r"(?:standard_)?nd96i?amsr(?:_a100)?_v4", lambda m: (8, "A100-80")),
     (r"(?:standard_)?nd(?:96isr)?[_ ](h[12]00)[_ ]v5", lambda m: (8, m[1].upper())),
     (r"(?:standard_)?nc(24|48|96)ads_a100_v4", lambda m: (int(m[1]) // 24, "A100-80")),
     (r"(?:standard_)?nc(40|80)adi?s_h100_v5", lambda m: (int(m[1]) // 40, "H100-NVL")),
-    (r"g4dn\.(\d*)xlarge", lambda m: (4 if m[1] == "12" else 1, "T4")),
+    (r"g4dn\.((?:2|4|8|12|16)?xlarge|metal)", lambda m: ({"12xlarge": 4, "metal": 8}.get(m[1], 1), "T4")),
     (r"g5\.(2|4|8|16|24)xlarge", lambda m: (4 if m[1] == "24" else 1, "A10G")),
     (r"p5\.4xlarge", lambda m: (1, "H100")),
-    (r"g6(e?)\.(\d*)xlarge", lambda m: ({"12": 4, "24": 4, "48": 8}.get(m[2], 1), "L40S" if m[1] else "L4")),
+    (r"g6(e?)\.((?:2|4|8|12|16|24|48)?)xlarge", lambda m: ({"12": 4, "24": 4, "48": 8}.get(m[2], 1), "L40S" if m[1] else "L4")),
     (r"p6-b200\.48xlarge", lambda m: (8, "B200")),
     (r"gpu_(\d+)x_([a-z]+\d+)(?:_(?:sxm\d?|80gb_sxm4|(pcie)))?", lambda m: (m[1], m[2].upper() + ("-PCIe" if m[3] else ""))),
 )

@@ -1,0 +1,72 @@
+"""Rigs in people's words: what stands beside a machine, prices with commas, nodes of no number, texts that are too long."""
+
+from pathlib import Path
+
+import pytest
+
+from windtunnel.recipe import UserError
+from windtunnel.rig import parse_rig
+
+
+@pytest.fixture(autouse=True)
+def no_user_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("WINDTUNNEL_RIGS", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("p5.48xlarge (eight H100s)", "p5.48xlarge"),
+        ("p5.48xlarge: H100 x8", "p5.48xlarge"),
+        ("p5.48xlarge (H100 SXM 80GB)", "p5.48xlarge"),
+        ("p4d.24xlarge (8x A100-40)", "p4d.24xlarge"),
+        ("p4de.24xlarge (8x A100 80GB)", "p4de.24xlarge"),
+        ("Standard_NC40ads_H100_v5 (1x H100)", "H100-NVL"),
+        ("g4dn.metal (8x T4)", "8xT4"),
+        ("g4dn.16xlarge", "T4"),
+        ("20x H100 on 10 nodes", "10x(2xH100)"),
+        ("a node with eight H100s", "8xH100"),
+        ("a node with H100 x8", "8xH100"),
+        ("box with 2 4090s", "2xRTX4090"),
+        ("2 nodes of p5.48xlarge", "2xp5.48xlarge"),
+        ("8x" + " " * 1200 + "H100", "8xH100"),
+    ],
+)
+def test_words_that_agree_are_understood(text: str, name: str) -> None:
+    assert parse_rig(text).name == name
+
+
+@pytest.mark.parametrize(
+    ("text", "why", "fix"),
+    [
+        ("p5.48xlarge (2 nodes of 8x H100)", "has 8 x H100", "or 2x(8xH100)"),
+        ("12x H100 on 00 nodes", "no GPU or instance named 'H100 on 00 nodes'", "GPUs: "),
+        ("g4dn.7xlarge", "no GPU or instance", "instances: "),
+        ("g6.7xlarge", "no GPU or instance", "instances: "),
+        ("2 V100 nodes", "how many GPUs a node has", "2x(8xV100)"),
+        ("A100 x4 and H100 x4", "one kind of GPU", "--on of its own"),
+        ("H100 at 1,50 $/h", "'1,50 $/h' is not a price", "@$98/h"),
+    ],
+)
+def test_words_that_contradict_or_leave_out_are_refused(text: str, why: str, fix: str) -> None:
+    with pytest.raises(UserError) as refused:
+        parse_rig(text)
+    assert why in refused.value.message
+    assert fix in (refused.value.fix or "")
+
+
+@pytest.mark.parametrize(
+    ("text", "dollars"),
+    [
+        ("H100, 1,200 $/h", 1200),
+        ("H100 (1,200 usd/h)", 1200),
+        ("8xH100 at $1,000/h", 1000),
+        ("8xH100,$1,200.50/h", 1200.5),
+        ("$1,000/h 8xH100", 1000),
+        ("8xH100 for 1,000 dollars per hour", 1000),
+        ("H100: $2/h", 2),
+    ],
+)
+def test_prices_with_commas_and_behind_remarks(text: str, dollars: float) -> None:
+    assert parse_rig(text).dollars_per_hour == pytest.approx(dollars)
