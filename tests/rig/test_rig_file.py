@@ -31,6 +31,7 @@ def test_a_gpu_of_the_catalog_with_own_numbers(tmp_path: Path) -> None:
     assert rig.network_gbs == pytest.approx(400)
     assert rig.dollars_per_hour == 50
     assert parse_rig(f"{path}@$60/h").dollars_per_hour == 60
+    assert parse_rig(f"{path} at $60/h").dollars_per_hour == 60
 
 
 def test_a_gpu_of_ones_own(tmp_path: Path) -> None:

@@ -21,7 +21,11 @@ def no_user_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("p5.48xlarge: H100 x8", "p5.48xlarge"),
         ("p5.48xlarge (H100 SXM 80GB)", "p5.48xlarge"),
         ("p4d.24xlarge (8x A100-40)", "p4d.24xlarge"),
+        ("p4d.24xlarge (8x A100 SXM4)", "p4d.24xlarge"),
         ("p4de.24xlarge (8x A100 80GB)", "p4de.24xlarge"),
+        ("2x p5.48xlarge (16x H100)", "2xp5.48xlarge"),
+        ("2x p5.48xlarge (2x8 H100)", "2xp5.48xlarge"),
+        ("2x a3-megagpu-8g (16x H100)", "2x(8xH100)"),
         ("Standard_NC40ads_H100_v5 (1x H100)", "H100-NVL"),
         ("g4dn.metal (8x T4)", "8xT4"),
         ("g4dn.16xlarge", "T4"),
@@ -40,13 +44,24 @@ def test_words_that_agree_are_understood(text: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "why", "fix"),
     [
+        ("p5.48xlarge (four H100s)", "has 8 x H100, not 'four H100s'", "write p5.48xlarge, or 4xH100"),
+        ("p5.48xlarge: H100 x4", "has 8 x H100", "or 4xH100"),
+        ("p5.48xlarge (H100 PCIe 80GB)", "has 8 x H100", "or 8xH100-PCIe"),
+        ("p5.48xlarge (8x V100)", "has 8 x H100", "write p5.48xlarge"),
         ("p5.48xlarge (2 nodes of 8x H100)", "has 8 x H100", "or 2x(8xH100)"),
+        ("p4d.24xlarge (8x A100-80)", "has 8 x A100-40", "or 8xA100-80"),
+        ("p4d.24xlarge (A100 80GB)", "has 8 x A100-40", "or 8xA100-80"),
+        ("2x p5.48xlarge (12x H100)", "rig '2x p5.48xlarge (12x H100)': p5.48xlarge has 8 x H100", "write 2x p5.48xlarge"),
+        ("p5.48xlarge (8x H100)@cheap", "not a price", "@spot"),
         ("12x H100 on 00 nodes", "no GPU or instance named 'H100 on 00 nodes'", "GPUs: "),
+        ("16x p5.48xlarge on 2 nodes", "each p5.48xlarge is a node", "2xp5.48xlarge for 2 nodes, 16xp5.48xlarge for 16"),
         ("g4dn.7xlarge", "no GPU or instance", "instances: "),
         ("g6.7xlarge", "no GPU or instance", "instances: "),
         ("2 V100 nodes", "how many GPUs a node has", "2x(8xV100)"),
         ("A100 x4 and H100 x4", "one kind of GPU", "--on of its own"),
         ("H100 at 1,50 $/h", "'1,50 $/h' is not a price", "@$98/h"),
+        ("H100 " + "with" * 2000, "8005 characters; at most 300", "8xH100"),
+        ("8x" * 600 + "H100", "at most 300", "8xH100"),
     ],
 )
 def test_words_that_contradict_or_leave_out_are_refused(text: str, why: str, fix: str) -> None:
@@ -66,6 +81,11 @@ def test_words_that_contradict_or_leave_out_are_refused(text: str, why: str, fix
         ("$1,000/h 8xH100", 1000),
         ("8xH100 for 1,000 dollars per hour", 1000),
         ("H100: $2/h", 2),
+        ("p5.48xlarge (8x H100) at $98/h", 98),
+        ("p5.48xlarge (8x H100)@$98/h", 98),
+        ("p5.48xlarge: 8x H100, $98/h", 98),
+        ("p5.48xlarge (8x H100) spot", 34.8),
+        ("p5.48xlarge (8x H100, spot)", 34.8),
     ],
 )
 def test_prices_with_commas_and_behind_remarks(text: str, dollars: float) -> None:

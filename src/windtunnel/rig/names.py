@@ -146,15 +146,22 @@ def tidy(text: str) -> tuple[str, str]:
 
     What is not understood comes back as it is.
     """
-    # What stands behind @ is a price in the grammar's own words; only without one are others looked for.
-    body, at, price = text.strip().partition("@")
-    if not at and (found := _FIRST.match(body) or _PRICE.match(body)):
-        body, price = found["body"], found["price"]
-    elif not at and (market := _MARKET.search(body)):
-        body, price = _MARKET.sub(" ", body, count=1), market["kind"].replace(" ", "-")
+    body, price = _apart(text)
     words = " ".join(_VENDOR.sub(" ", _SLURM.sub("", body.strip())).split()) or body.strip()
     # Two levels deep: nodes of nodes are not written.
     return _counted(_spelt(words), 2), price if price in MARKETS else _per(price.strip())
+
+
+def _apart(text: str) -> tuple[str, str]:
+    """'8 H100 at $98/h' -> '8 H100' and '$98/h', '8xH100 spot' -> '8xH100' and 'spot'."""
+    # One blank at most between words: the forms here try every way to share them out.
+    body, at, price = " ".join(text.split()).partition("@")
+    # What stands behind @ is a price in the grammar's own words; only without one are others looked for.
+    if not at and (found := _FIRST.match(body) or _PRICE.match(body)):
+        return found["body"], found["price"]
+    if not at and (market := _MARKET.search(body)):
+        return _MARKET.sub(" ", body, count=1), market["kind"].replace(" ", "-")
+    return body, price
 
 
 def _spelt(body: str) -> str:
@@ -241,14 +248,14 @@ def _per(price: str) -> str:
     return text
 
 
-def remark(body: str) -> tuple[str, str, str] | None:
-    """Split '2x p5.48xlarge (8x H100)' and 'p5.48xlarge: 8x H100' into count, machine and what it has; None: no such text."""
-    found = _REMARK.match(body.strip())
+def remark(text: str) -> tuple[str, str, str] | None:
+    """Split '2x p5.48xlarge (8x H100) spot' and 'p5.48xlarge: 8x H100' into count, machine and what it has; None of others."""
+    found = _REMARK.match(_apart(text)[0].strip())
     return (found["count"] or "", found["machine"], found["told"]) if found else None
 
 
 def is_machine(name: str) -> bool:
-    """Whether a name is one of the machines that clouds rent."""
+    """Return whether a name is one of the machines that clouds rent."""
     return any(re.fullmatch(pattern, name, re.I) for pattern, _ in _MACHINES)
 
 
@@ -265,7 +272,7 @@ def without_memory(name: str) -> list[tuple[str, float]]:
 
 
 def is_unlisted(name: str) -> bool:
-    """Whether a GPU by that name exists and is not in the catalog, whatever its memory and form."""
+    """Return whether a GPU by that name exists and is not in the catalog, whatever its memory and form."""
     wanted = re.sub(r"(?:sxm|pcie)\d?|blackwell", "", plain(name))
     shorts = (wanted, *(short for short, _ in without_memory(wanted)))
     return any(short in UNLISTED or _OTHERS.fullmatch(short) for short in shorts)
@@ -286,13 +293,13 @@ def _of_no_kind(words: str) -> tuple[str, str] | None:
     if many := re.fullmatch(r"(?:(\d+)|an?|one|some)?\s*(?:x\s*)?(?:nvidia\s+)?(?:gpus?|(?:graphics )?cards?)", words):
         return (
             "it does not say which GPUs",
-            f"name the kind: {_of_kind(int(many[1] or 1), 'H100')}, or {_of_kind(int(many[1] or 1), 'A100-80')}",
+            f"name the kind: {of_kind(int(many[1] or 1), 'H100')}, or {of_kind(int(many[1] or 1), 'A100-80')}",
         )
     memory = re.fullmatch(r"(?:(\d+)\s*[x×*]\s*)?(\d{2,3})\s*g(?:i?b)?(?:\s*[:x×*]\s*(\d+))?(?:\s*gpus?)?", words)
     if memory:
         count = int(memory[1] or memory[3] or 1)
         kinds = {"24": ("RTX4090", "L4"), "40": ("A100-40",), "48": ("L40S",), "80": ("H100", "A100-80"), "141": ("H200",)}
-        named = " or ".join(_of_kind(count, kind) for kind in kinds.get(memory[2], ("H100",)))
+        named = " or ".join(of_kind(count, kind) for kind in kinds.get(memory[2], ("H100",)))
         return f"it says how much memory, {memory[2]} GB, and not which GPUs", f"name the kind: {named}"
     return None
 
@@ -319,7 +326,7 @@ def _many_of(text: str, words: str) -> tuple[str, str] | None:
     return None
 
 
-def _of_kind(count: int, kind: str) -> str:
+def of_kind(count: int, kind: str) -> str:
     """Return so many GPUs as the grammar writes them, on as few nodes as hold them."""
     nodes = -(-count // NODE_GPUS)
     return f"{nodes}x({-(-count // nodes)}x{kind})" if nodes > 1 else f"{count}x{kind}" if count > 1 else kind

@@ -11,7 +11,7 @@ from windtunnel.recipe import UserError
 from .catalog import Catalog, load_catalog
 from .detect import detect_rig
 from .file import rig_from_file
-from .names import is_machine, remark, tidy, unclear, unsupported
+from .names import is_machine, of_kind, plain, remark, tidy, unclear, unsupported
 from .types import Price, Rig
 
 PRICES = "@spot, @$2.50 (per GPU-hour) or @$98/h (whole rig)"
@@ -20,7 +20,11 @@ GRAMMAR = f"{NAMES}; optionally followed by {PRICES}"
 # Hosts of rented GPUs have about this much beside each GPU; only data loading and checkpoints use it.
 HOST_CORES_PER_GPU = 16
 HOST_RAM_GIB_PER_GPU = 128.0
+LONGEST = 300  # characters of a rig's text: of longer ones the forms that people write take seconds to tell apart
 _TIMES = r"\s*[x×*]\s*"
+# Nodes stand outside the brackets, GPUs of each inside.
+_NESTED = re.compile(rf"(\d+){_TIMES}\(\s*(?:(\d+){_TIMES})?([^()]+?)\s*\)", re.I)
+_FLAT = re.compile(rf"(?:(\d+){_TIMES})?([^()@]+)", re.I)
 
 
 def spot_interruptions(text: str) -> tuple[float, str] | None:
@@ -51,10 +55,11 @@ def parse_rig(text: str) -> Rig:
     if text.partition("@")[0].strip().lower().endswith((".yaml", ".yml")):
         body, _, price = (part.strip() for part in text.partition("@"))
     else:
+        text = " ".join(text.split())
+        if len(text) > LONGEST:
+            raise UserError(f"rig {text[:40]!r}...: {len(text)} characters; at most {LONGEST}", f"expected {GRAMMAR}")
         body, price = tidy(text)
     at = bool(price) or text.rstrip().endswith("@")
-    if not price and (said := remark(text)) and (load_catalog().find_instance(said[1]) or is_machine(said[1])):
-        return _as_said(*said, text)
     if not body:
         raise UserError(f"rig {text!r} is empty", f"name one: {GRAMMAR}")
     if body.lower() in ("here", "cpu"):
@@ -63,34 +68,51 @@ def parse_rig(text: str) -> Rig:
     if body.lower().endswith((".yaml", ".yml")):
         rig = rig_from_file(Path(body).expanduser())
         return _priced(rig, price, text, None) if at else rig
-    rig, known = _named(body, text)
+    said = remark(text)
+    beside = said is not None and (load_catalog().find_instance(said[1]) or is_machine(said[1]))
+    rig, known = _as_said(*said, text) if said and beside else _named(body, text)
     return _priced(rig, price, text, known) if at else rig
 
 
-def _as_said(count: str, machine: str, told: str, text: str) -> Rig:
-    """Return the rig of a machine's name, if what stands beside it is what the machine has."""
-    rig, said = parse_rig(count + machine), parse_rig(told)
+def _as_said(count: str, machine: str, told: str, text: str) -> tuple[Rig, Price | None]:
+    """Return the rig of a machine's name and its price, if what stands beside it is what the machine has."""
+    rig, known = _named(tidy(count + machine)[0], text)
     assert rig.gpu is not None  # every machine with a name has some
-    gpus = said.gpus if told[0].isdigit() else rig.gpus_per_node
-    # 'A100' beside a machine is the one that is in it, of 40 or 80 GB.
-    if said.gpu is None or (rig.gpu.name.split("-")[0], rig.gpus_per_node) != (said.gpu.name.split("-")[0], gpus):
-        raise UserError(f"rig {text!r}: {machine} has {rig.gpus_per_node} x {rig.gpu.name}", f"write {machine}, or {said.name}")
-    return rig
+    body = tidy(told)[0]
+    nested, flat = _NESTED.fullmatch(body), _FLAT.fullmatch(body)
+    name = nested[3] if nested else flat[2] if flat else body
+    found = load_catalog().find_gpu(name)
+    if nested:
+        nodes, each = int(nested[1]), int(nested[2] or 1)
+        total, agrees = nodes * each, (nodes, each) == (rig.nodes, rig.gpus_per_node)
+    else:  # of one machine, or of all
+        total = int(flat[1]) if flat and flat[1] else rig.gpus_per_node
+        agrees = total in (rig.gpus_per_node, rig.gpus)
+    # 'A100' beside a machine is the one that is in it, of 40 or 80 GB; 'A100-80' is of 80.
+    kind, _, size = rig.gpu.name.partition("-")
+    form = r"(?:sxm\d?)?" if size.isdigit() else ""
+    if not agrees or (found != rig.gpu.name and not re.fullmatch(plain(kind) + form, plain(name))):
+        other = f", or {of_kind(total, found)}" if found else ""
+        has = f"{machine} has {rig.gpus_per_node} x {rig.gpu.name}"
+        raise UserError(f"rig {text!r}: {has}, not {told!r}", f"write {count}{machine}{other}")
+    return rig, known
 
 
 def _named(body: str, text: str) -> tuple[Rig, Price | None]:
     """Return the rig and the price of all of it."""
     catalog = load_catalog()
-    # Nodes stand outside the brackets, GPUs of each inside.
-    nested = re.fullmatch(rf"(\d+){_TIMES}\(\s*(?:(\d+){_TIMES})?([^()]+?)\s*\)", body, re.I)
+    nested, flat = _NESTED.fullmatch(body), _FLAT.fullmatch(body)
+    # Asked of one in every node too: '2 nodes of H100', but not 2x(H100).
+    if (not flat and (not nested or not nested[2])) and (told := unclear(text)):
+        raise UserError(f"rig {text!r}: {told[0]}", told[1])
     if nested:
         nodes, count, name = int(nested[1]), int(nested[2] or 1), nested[3]
-        if catalog.find_instance(name):
-            return _of_instances(catalog, nodes * count, name, text)
-        return _of_gpus(catalog, nodes, count, name, text)
-    flat = re.fullmatch(rf"(?:(\d+){_TIMES})?([^()@]+)", body, re.I)
-    if not flat and (told := unclear(text)):
-        raise UserError(f"rig {text!r}: {told[0]}", told[1])
+        if not catalog.find_instance(name):
+            return _of_gpus(catalog, nodes, count, name, text)
+        if nodes > 1 and count > 1:
+            message = f"rig {text!r}: each {name} is a node of its own, so there are not {count} on each of {nodes}"
+            raise UserError(message, f"write {nodes}x{name} for {nodes} nodes, {nodes * count}x{name} for {nodes * count}")
+        return _of_instances(catalog, nodes * count, name, text)
     if not flat:
         raise UserError(f"rig {text!r} is not understood", f"expected one of the forms: {GRAMMAR}")
     count, name = int(flat[1] or 1), flat[2].strip()
