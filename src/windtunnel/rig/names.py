@@ -20,7 +20,11 @@ _MANY = re.compile(r"(?<=\d{3})s\b")  # H100s, 4090s; an L40S is another GPU tha
 _DGX = re.compile(r"^(?:(\d+)\s*[x×*]?\s*)?dgx[\s-]*([ahb][12]00)(?:\s+(?:node|server|machine)s?)?$", re.I)
 _ONE_NODE = re.compile(r"^((?!1\s*[x×*])\d+\s*[x×*-].*|.*\s[x×*:]\s*\d+)\s+(?:node|server|machine|instance)$", re.I)
 _TWICE_NODES = re.compile(r"^(\d+\s*[x×*]\s*\d+\s*[x×*-].*)\s+(?:node|server|machine)s$", re.I)
-_NODE_WITH = re.compile(r"^(?:(?:an?|one)\s+)?(?:node|server|machine|box)\s+(?:with|of)\s+", re.I)
+# Only before or behind a number: 'a node with H100s' does not say how many.
+_NODE_WITH = re.compile(
+    rf"^(?:(?:an?|one)\s+)?(?:node|server|machine|box)\s+(?:with|of)\s+(?=\d{{1,2}}(?!\d)|(?:{'|'.join(_WORDS)})\b|.*[x×*:]\s*\d{{1,2}}$)",
+    re.I,
+)
 _LATER = re.compile(
     r"^(?P<name>(?:rtx[\s_-]*\d|[A-Za-z]|[3-5]090(?!\d))[^:x×*]*?(?:(?:sxm|\.\d*xlarge)[^:x×*]*?)?)\s*(?::|\s[x×*]\s*|[x×*])\s*(?P<count>\d{1,3})$",
     re.I,
@@ -57,7 +61,7 @@ _REMARK = re.compile(
     re.I,
 )
 _LAST_NODES = re.compile(r"^(?P<rest>.+?)\s*[x×*]\s*(?P<nodes>\d+)\s*nodes?$", re.I)
-_BEHIND = re.compile(r"^(?P<name>[A-Za-z][\w-]*?)(?:\s*,\s*|\s*\(|-(?=[1-9]$))(?P<count>\d{1,3})\s*[x×]?\s*\)?$")
+_BEHIND = re.compile(r"^(?P<name>[A-Za-z][\w-]*?)(?:\s*[,(]\s*[x×]?\s*|-(?=[1-9]$))(?P<count>\d{1,3})\s*[x×]?\s*\)?$")
 _GLUED = re.compile(r"^(?P<count>\d{1,2})(?:-(?:way\s+|\s*)?|\s+way\s+|(?=[a-wyz]))(?P<name>[a-wyz]{1,2}\d{2,3}\w*.*)$", re.I)
 _MARKET = re.compile(r"[\s,(]*\b(?P<kind>spot|on[ -]demand)\b[\s,)]*(?:instances?|prices?)?", re.I)
 _HERE = re.compile(r"^(?:this|my|my own) (?:machine|computer|host|node)$|^local(?:host)?$", re.I)
@@ -122,15 +126,20 @@ _OTHERS = re.compile(r"(?:gtx)?(?:9\d0|1[06]\d0)(?:ti|super)?|titan\w*|(?:rtx)?[
 
 _UNCLEAR = (
     (
-        r"^(?:auto|cuda|none|(?:a |my )?(?:laptop|mac(?:book)?|desktop|pc)\b.*|cpu.*|(?:no|\d+) ?x? ?(?:v?cpu|core)s?)$",
+        r"^(?:auto|cuda|none|(?:a |my )?(?:mac(?:book)?\b.*|(?:laptop|desktop|pc)\b\D*)|cpu.*|(?:no|\d+) ?x? ?(?:v?cpu|core)s?)$",
         "it names no GPU",
         "here (this machine with its GPUs), or cpu (this machine without)",
     ),
     (r"^(?:\d+\s*[x×*]?\s*)?nvl[\s-]?72$", "an NVL72 is of 72 GPUs, and it does not say which", "18x(4xGB200), or a rig file"),
     (
-        r"[a-z]+\d+\w* *(?:,|\+|&|and) *(?:\d+ *[x×*]? *)?[a-z]+\d",
-        "a rig is of one kind of GPU",
-        "plan each of them with an --on of its own",
+        r"^(?:a |my )?laptop\b",
+        "a laptop's GPU is another than the card of that name",
+        "here, on that machine; or describe it in a rig file",
+    ),
+    (
+        rf"^[~\u2248]?\$ *[\d.,]+ *(?:/|per )[a-z/ -]*?(?: (?:on|at) (?:{PROVIDERS}))?$",
+        "it gives a price, and names no GPU",
+        "write the price behind the rig: 8xH100@$98/h",
     ),
     (
         r"\bmig\b|^half\b|^\d/\d\b|^0?\.\d",
@@ -176,6 +185,7 @@ def _spelt(body: str) -> str:
     body = _RENTED.sub("", _bare(body))
     body = _NODE_WITH.sub("", body)
     body = _NOISE.sub("", _ASIDE.sub(r" \1", body)).strip()
+    body = re.sub(r"(?i)\s*,\s*(?=(?:sxm\d?|pcie|nvl)\b)", " ", body)
     body = re.sub(r"(?i)(?<=\d)/(?=\d{2,3}\s*(?:g(?:i?b)?)?$)", " ", body)
     body = _WORD.sub(lambda found: f"{_WORDS[found[1].lower()]}{' ' if found[2] else 'x'}", body)
     body = _MEMORY_WITHIN.sub(r"\2 \1GB", _MANY.sub("", body))
@@ -227,7 +237,7 @@ def _counted(body: str, deeper: int) -> str:
     if found := _TWICE.match(body):
         return f"{found['nodes']}x({found['count']}x{found['name']})"
     if found := _LATER.match(body):
-        return f"{found['count']}x{found['name'].strip()}"
+        return f"{found['count']}x{found['name'].strip(' ,')}"
     for form in (_BARE, _BEHIND, _GLUED):
         if found := form.match(body):
             return f"{found['count']}x{found['name']}"
@@ -278,11 +288,18 @@ def is_unlisted(name: str) -> bool:
     return any(short in UNLISTED or _OTHERS.fullmatch(short) for short in shorts)
 
 
-def unclear(text: str) -> tuple[str, str] | None:
+def unclear(text: str, find_gpu: Callable[[str], str | None]) -> tuple[str, str] | None:
     """Return (what a text leaves out or says too much of, fix), where it can be told; None of others."""
+
+    def is_gpu(name: str) -> bool:
+        return find_gpu(name) is not None or is_unlisted(name)
+
     words = " ".join(text.partition("@")[0].split()).lower()
+    parts = [re.sub(r"^\d+\s*[x×*]\s*", "", tidy(part)[0]) for part in re.split(r",|\+|&|\band\b", words)]
+    if sum(map(is_gpu, parts)) > 1:
+        return "a rig is of one kind of GPU", "plan each of them with an --on of its own"
     known = next((told for like, *told in _UNCLEAR if re.search(like, words)), None)
-    return (known[0], known[1]) if known else _of_no_kind(words) or _many_of(text, words)
+    return (known[0], known[1]) if known else _of_no_kind(words) or _nodes_of(words, is_gpu) or _many_of(text, words)
 
 
 def _of_no_kind(words: str) -> tuple[str, str] | None:
@@ -304,6 +321,18 @@ def _of_no_kind(words: str) -> tuple[str, str] | None:
     return None
 
 
+def _nodes_of(words: str, is_gpu: Callable[[str], bool]) -> tuple[str, str] | None:
+    """Ask how many GPUs a node has: of '2 H100 nodes', 'a node with H100s'."""
+    node = r"(?:node|server|machine|box)(?:e?s)?"
+    many = r"(?:(?P<count>\d+)\s*x?|an?|one)?\s*"
+    found = re.fullmatch(rf"{many}(?P<name>\S.*?)\s+{node}", words)
+    found = found or re.fullmatch(rf"{many}{node}\s+(?:with|of)\s+(?:an?\s+)?(?P<name>.+)", words)
+    if not found or not is_gpu(name := _MANY.sub("", found["name"])):
+        return None
+    count, each = int(found["count"] or 1), f"{NODE_GPUS}x{name.upper()}"
+    return "it does not say how many GPUs a node has", f"of eight: {f'{count}x({each})' if count > 1 else each}"
+
+
 def _many_of(text: str, words: str) -> tuple[str, str] | None:
     kind = re.sub(r"^\d+\s*[x×*]?\s*", "", words)
     if plain(kind) in ARCHITECTURES:
@@ -314,10 +343,6 @@ def _many_of(text: str, words: str) -> tuple[str, str] | None:
             f"{count} GPUs on one board, or {count} boards of {HGX_GPUS} each",
             f"{count}x{name} for the GPUs, {count}x({HGX_GPUS}x{name}) for the boards",
         )
-    if nodes := re.fullmatch(r"(?:(\d+)|an?|one)?\s*x?\s*([a-z][a-z -]*\d\w*)\s+(?:node|server|machine|box(?=e?s?$))e?s?", words):
-        name, count = nodes[2].upper(), int(nodes[1] or 1)
-        each = f"{NODE_GPUS}x{name}"
-        return "it does not say how many GPUs a node has", f"of eight: {f'{count}x({each})' if count > 1 else each}"
     who = rf"(?:{PROVIDERS})"
     if rented := re.fullmatch(rf"{who}[:\s]+(?P<a>.+)|(?P<b>.+?)\s*(?:\bon\b|\bat\b|[,(])\s*{who}\)?", text.strip(), re.I):
         rig = rented["a"] or rented["b"]

@@ -103,7 +103,7 @@ def _named(body: str, text: str) -> tuple[Rig, Price | None]:
     catalog = load_catalog()
     nested, flat = _NESTED.fullmatch(body), _FLAT.fullmatch(body)
     # Asked of one in every node too: '2 nodes of H100', but not 2x(H100).
-    if (not flat and (not nested or not nested[2])) and (told := unclear(text)):
+    if (not flat and (not nested or not nested[2])) and (told := unclear(text, catalog.find_gpu)):
         raise UserError(f"rig {text!r}: {told[0]}", told[1])
     if nested:
         nodes, count, name = int(nested[1]), int(nested[2] or 1), nested[3]
@@ -127,7 +127,7 @@ def _of_gpus(catalog: Catalog, nodes: int, count: int, name: str, text: str) -> 
         why = unsupported(name)
         if why is not None:
             raise UserError(f"rig {text!r}: {why}", f"GPUs: {', '.join(catalog.gpus)}; or cpu")
-        if told := unclear(text):
+        if told := unclear(text, catalog.find_gpu):
             raise UserError(f"rig {text!r}: {told[0]}", told[1])
         named = name if name in text else text
         raise UserError(f"rig {text!r}: no GPU or instance named {named!r}", catalog.nearest(name))
