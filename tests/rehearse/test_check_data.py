@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 import tokenizers
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from windtunnel.check import CheckFailed, Evidence, Findings, all_checks
+from windtunnel.data.checks import files
 from windtunnel.data.checks_conversations import judge_template
 from windtunnel.data.checks_splits import overlap
 from windtunnel.data.checks_text import profile
 from windtunnel.data.subwords import Folder
 from windtunnel.data.survey import sample_documents
-from windtunnel.recipe import load_recipe
+from windtunnel.recipe import UserError, load_recipe
 from windtunnel.rehearse import Context, run_checks, select
 from windtunnel.verify.reward_process import Reward, RewardFailed, RewardProcess
 
@@ -71,6 +77,22 @@ def test_a_profile_counts_what_is_there(tmp_path: Path) -> None:
     assert (seen.repeated, seen.copies, seen.most_repeated) == (pytest.approx(0.2), 2, "one two")
     assert (seen.replacements, seen.carriage_returns, seen.control) == (1, 1, 0)
     assert seen.common_line == "x" * 60 or seen.common_line == "one two"
+
+
+@pytest.mark.parametrize("packed", [gzip.compress, zstandard.compress])
+def test_files_are_looked_at_unpacked(packed: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    def look(content: bytes) -> Evidence:
+        path = tmp_path / "a.packed"
+        path.write_bytes(content)
+        recipe = load_recipe("charlm", [f"data.corpus={{kind: text, files: [{path}]}}"])
+        return files(cast("Context", SimpleNamespace(recipe=recipe)), lambda text: None)
+
+    text = b"some words of a text\n" * 400
+    assert "1 file" in look(packed(text)).text
+    with pytest.raises(CheckFailed, match="within gzip or zstd"):
+        look(packed(packed(text)))
+    with pytest.raises(UserError, match="damaged"):
+        look(packed(text)[:-9])
 
 
 def test_a_sample_of_generated_sums_is_spread_over_the_corpus() -> None:

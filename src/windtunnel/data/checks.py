@@ -11,7 +11,7 @@ from windtunnel.recipe import ArithmeticCorpus, Recipe, StdlibCorpus, TextCorpus
 
 from .checks_text import SAMPLE_BYTES, profile
 from .corpus import CorpusFile, corpus_files
-from .formats import form_of, records
+from .formats import form_of, open_bytes, records
 from .not_text import what_else
 from .prepared import PreparedData, prepare
 from .survey import sample_documents
@@ -49,9 +49,12 @@ def whole_or_scaled(context: Context) -> PreparedData:
 
 
 def head(file: CorpusFile) -> bytes:
-    """Return the beginning of a file."""
-    with open(file.path, "rb") as source:
-        return source.read(HEAD_BYTES)
+    """Return the beginning of a file, decompressed; of one that is damaged nothing, as whoever reads it is told so."""
+    try:
+        with open_bytes(file.path) as source:
+            return source.read(HEAD_BYTES)
+    except UserError:
+        return b""
 
 
 def is_json_lines(path: str, beginning: bytes) -> bool:
