@@ -12,6 +12,7 @@ and the run is resumed; on Ray it is started again. The result has every round's
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -142,15 +143,15 @@ class Job:
                         seen = done
                         told()  # whatever ends this script, the rounds so far are kept
                     if waiting and done >= waiting[0][0]:
-                        self._kill(*waiting.pop(0))
+                        self._kill(process.pid, *waiting.pop(0))
             self.codes.append(process.returncode)
             died = bool(self.killed) and self.killed[-1]["role"] == "learner"
             if process.returncode == 0 or not died or len(self.codes) > len(kills) + 1:
                 return
             command = [*self._command[:4], "--resume", "--yes", "--root", str(self.root)]
 
-    def _kill(self, at: int, role: str) -> None:
-        found = next(processes(PROCESSES[role]), None)
+    def _kill(self, job: int, at: int, role: str) -> None:
+        found = next(processes(job, PROCESSES[role]), None)
         if found is None:
             self.killed.append({"role": role, "round": at, "next_round_after": None, "found": False})
             return
@@ -176,12 +177,14 @@ def write_model(config: dict[str, Any], tokenizer: Path, folder: Path) -> Path:
     return folder
 
 
-def processes(words: tuple[str, ...]) -> Iterator[psutil.Process]:
-    """Yield the processes whose command line has one of these words, those with the first word first."""
+def processes(job: int, words: tuple[str, ...]) -> Iterator[psutil.Process]:
+    """Yield what a job has started whose command line has one of these words, those with the first word first."""
+    below = psutil.Process(job).children(recursive=True)  # none of another job on this machine
     for word in words:
-        for process in psutil.process_iter(["cmdline"]):
-            if word in " ".join(process.info["cmdline"] or []):
-                yield process
+        for process in below:
+            with contextlib.suppress(psutil.Error):
+                if word in " ".join(process.cmdline()):
+                    yield process
 
 
 def newest_run(root: Path) -> RunFolder | None:
