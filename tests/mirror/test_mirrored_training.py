@@ -249,7 +249,7 @@ def test_a_full_disk_under_the_run_costs_checkpoints_and_neither_steps_nor_metri
             file.write(bytes(1 << 12))
     said = place / "small.out"
     until(lambda: "the checkpoint needs" in said.read_text(), "nobody says that the disk is full")
-    assert f"the disk of {run / 'checkpoints'} has 0.0" in said.read_text()
+    assert f"the disk of {run / 'checkpoints'} has " in said.read_text()
     assert "free space, or keep fewer" in said.read_text()
     full, worked = time.time(), cpu_seconds(process)
     until(lambda: cpu_seconds(process) > worked + 5.0, "training stands still")
