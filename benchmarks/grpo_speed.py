@@ -15,7 +15,7 @@ are of the run's metrics; TRL's are timed around its methods, from an idle GPU t
 generation, weights and rewards leave. Idle is the share of the time in which NVML saw no kernel. The result is
 written after every round, and all ends by itself after --seconds.
 
-Beside PyTorch, transformers, peft and vLLM's packages (shared/gpu/vllm-0.25.1.txt), TRL needs the wheels trl 1.16.0, datasets
+Beside PyTorch, transformers, peft and vLLM 0.25.1 with what it asks for, TRL needs the wheels trl 1.16.0, datasets
 4.8.5 (5.x asks for a newer huggingface_hub than transformers 5.17 takes), dill 0.4.1, multiprocess 0.70.19, pandas 3.1.1, pyarrow
 26.0.1, xxhash, python-dateutil and six; NVML needs nvidia-ml-py, or vLLM's own copy. PYTHONPATH names where they are, or
 --peer-python an interpreter. OUR_SETS (a JSON list) changes our recipe, PEER_VLLM_MEMORY (0.3) is the share of TRL's vLLM.
