@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from windtunnel.files import write_atomic
 from windtunnel.recipe import Layout, UserError
 
 if TYPE_CHECKING:
@@ -257,12 +258,10 @@ def _observation(value: Any, where: str) -> Observation:
 
 def _write(path: Path, gpu: str, constants: dict[str, Any], observations: list[Observation]) -> None:
     document = {"format": FORMAT, "gpu": gpu, "constants": constants, "observations": [o.model_dump() for o in observations]}
-    # Two runs on one machine may end at once: each has a file of its own, and one of the two replaces the other whole.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-        temporary.replace(path)
+        # Two runs on one machine may end at once: one of the two replaces the other's file whole.
+        write_atomic(path, json.dumps(document, indent=2) + "\n", durable=False)
     except OSError as error:
         message = f"calibration {path} cannot be written: {error.strerror or error}"
         raise UserError(message, f"give another folder: {CALIBRATION}=FOLDER") from None

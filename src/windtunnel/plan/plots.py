@@ -5,7 +5,6 @@ matplotlib is imported on use only.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import re
@@ -15,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from windtunnel.files import write_atomic
 from windtunnel.recipe import UserError
 
 from .plot_parts import GRID, INK, draw_costs, draw_memory, draw_roles, draw_terms
@@ -58,13 +58,9 @@ def write_plot(plans: Sequence[Plan], path: Path) -> Path:
     drawn = list(dict.fromkeys((plan.rig, plan.recipe) for plan in plans))  # a rig that is named twice is drawn once
     plans = [next(plan for plan in plans if (plan.rig, plan.recipe) == one) for one in drawn]
     content = _png(plans) if path.suffix.lower() == ".png" else _page(plans).encode()
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_bytes(content)
-        temporary.replace(path)
+        write_atomic(path, content, durable=False)
     except OSError as error:
-        with contextlib.suppress(OSError):  # on a read-only disk not even what is not there can be removed
-            temporary.unlink()
         raise UserError(f"--plot {path}: cannot be written: {error.strerror or error}", "name another file") from None
     return path
 
