@@ -42,7 +42,7 @@ def loads(context: Context, say: Say) -> Evidence:
     if reply.signature:
         found.problem(
             f"{file}: {function} cannot be called as reward(prompt, answer, truth): {reply.problem}",
-            f"def {function}(prompt: str, answer: str, truth: str | None) -> float",
+            f"def {function}(prompt: str, answer: str, truth: str | None) -> float, or as TRL's and verl's rewards name theirs",
         )
     elif reply.ended:
         found.problem(

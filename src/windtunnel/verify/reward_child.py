@@ -6,6 +6,7 @@ and replies are JSON lines; values travel as text, because JSON has no NaN. What
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib.util
 import inspect
@@ -14,11 +15,24 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable
-from types import ModuleType
+from collections.abc import Callable, Iterator, Mapping
+from types import CodeType, ModuleType
 from typing import Any
 
 LONGEST = 300
+PROMPT, ANSWER, TRUTH = "prompt", "answer", "truth"
+ANSWERS = (
+    "completion", "solution_str", "response", "model_output", "model_response", "predict_str", "prediction", "pred",
+    "llm_solution",
+)  # fmt: skip
+"""What the trainers that rewards are written for call a model's answer; beside one of these `answer` is the right one."""
+TRUTHS = ("truth", "ground_truth", "solution", "label", "target", "reference", "expected", "gold")
+NOTHING: dict[str, Any] = {"data_source": "", "extra_info": {}}
+"""What verl hands over beside them and nobody here has; a reward that needs it fails aloud."""
+COLUMNS = ("answer", "solution", "ground_truth")
+"""What TRL's rewards find among their keywords: columns of the data, by names that are common for the right answer."""
+SCORES = ("score", "reward", "rewards", "overall")
+"""Keys of a reward's number where it returns more than that."""
 
 
 def main() -> int:
@@ -46,8 +60,9 @@ def main() -> int:
     reply({"loaded": problem is None, "problem": problem, "fix": fix, "seconds": time.perf_counter() - began})
     if function is None:
         return 0
+    call = Call(function)
     for line in requests:
-        reply(_call(function, json.loads(line)))
+        reply(_call(call, json.loads(line)))
     return 0
 
 
@@ -97,13 +112,103 @@ def _function(module: ModuleType, name: str) -> tuple[Callable[..., Any] | None,
     return None, f"{name} is a {type(function).__name__}, not a function", f"define {name}(prompt, answer, truth) in it"
 
 
-def _call(function: Callable[..., Any], request: dict[str, Any]) -> dict[str, Any]:
+class Call:
+    """Calls a reward in the way that it was written for: this package's, TRL's, verl's or OpenRLHF's.
+
+    The names of its parameters say which. One that names none of those that are known is given prompt, answer and truth in this
+    order. TRL's and OpenRLHF's rewards take lists and are given one answer at a time, so that one that compares the answers of a
+    batch has nothing to compare.
+
+    Args:
+        function: the reward.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._parameters: Mapping[str, inspect.Parameter] = {}
+        with contextlib.suppress(ValueError):  # some builtins have no signature
+            self._parameters = inspect.signature(function).parameters
+        kinds = [parameter.kind for parameter in self._parameters.values()]
+        self._any_keyword = inspect.Parameter.VAR_KEYWORD in kinds
+        # By a name of the answer, of which several come as a list.
+        lists = (*(f"{name}s" for name in ANSWERS), "queries")
+        self._lists = any(name in lists for name in self._parameters)
+        self._answer_named = self._lists or any(name in ANSWERS for name in self._parameters)
+        # TRL gives conversations where prompts are conversations: rewards that read `completion[0]["content"]` want these.
+        self._messages = self._lists and "content" in _constants(getattr(inspect.unwrap(function), "__code__", None))
+        needed = [
+            name
+            for name, parameter in self._parameters.items()
+            if parameter.default is parameter.empty and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+        ]
+        self._unknown = [name for name in needed if self._given(name, "", "", None) is None]
+        names = list(self._parameters)
+        # Three parameters, none where it would mislead, are those of this package by names of the user's.
+        own = len(names) == 3 and bool(self._unknown) and names[0] not in ANSWERS and not any(n in TRUTHS for n in names[:2])
+        known = ANSWER in names and not self._unknown
+        named = self._lists or self._answer_named or known or any(n in TRUTHS for n in names[:2])
+        self._by_name = named and (self._lists or not own) and inspect.Parameter.POSITIONAL_ONLY not in kinds
+
+    def __call__(self, prompt: str, answer: str, truth: str | None) -> Any:
+        """Return what the reward does; waits for one that is asynchronous. Raises TypeError before it is called."""
+        if not self._by_name:
+            if self._parameters:
+                inspect.signature(self._function).bind(prompt, answer, truth)
+            value = self._function(prompt, answer, truth)
+        else:
+            if self._unknown:
+                raise TypeError(f"its argument {self._unknown[0]!r} is none of those that are known")
+            names = [name for name, one in self._parameters.items() if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)]
+            if self._any_keyword and self._lists:
+                names = list(dict.fromkeys([*names, "prompts", *COLUMNS]))
+            found = {name: self._given(name, prompt, answer, truth) for name in names}
+            value = self._function(**{name: given[0] for name, given in found.items() if given is not None})
+        if inspect.iscoroutine(value):
+            value = asyncio.run(value)
+        return self._unpacked(value) if self._by_name else value
+
+    def _given(self, name: str, prompt: str, answer: str, truth: str | None) -> tuple[Any] | None:
+        """Return what a parameter is given, as a tuple of one; None: its name is not known."""
+        one = name.removesuffix("s")
+        value: Any
+        if one in NOTHING:
+            value = NOTHING[one]
+        elif one == PROMPT:
+            value = [{"role": "user", "content": prompt}] if self._messages else prompt
+        elif name == "queries":
+            value = prompt + answer  # OpenRLHF's: a whole text
+        elif one in ANSWERS or (one == ANSWER and not self._answer_named):
+            value = [{"role": "assistant", "content": answer}] if self._messages else answer
+        elif one == ANSWER or one in TRUTHS:
+            value = truth
+        else:
+            return None
+        return ([value] if self._lists else value,)
+
+    def _unpacked(self, value: Any) -> Any:
+        """Return the number in what others' rewards return: a list of one, or a table with a score."""
+        for _ in range(2):  # OpenRLHF's is a table of a list
+            if isinstance(value, dict):
+                value = next((value[key] for key in SCORES if key in value), value)
+            if self._lists and isinstance(value, list | tuple) and len(value) == 1:
+                value = value[0]
+        return value
+
+
+def _constants(code: CodeType | None) -> Iterator[Any]:
+    """Yield the constants of a function's code, and of what is written within it."""
+    for value in () if code is None else code.co_consts:
+        if isinstance(value, CodeType):
+            yield from _constants(value)
+        else:
+            yield value
+
+
+def _call(call: Call, request: dict[str, Any]) -> dict[str, Any]:
     message: dict[str, Any] = {"id": request["id"]}
     try:
-        with contextlib.suppress(ValueError):  # some builtins have no signature
-            inspect.signature(function).bind(request["prompt"], request["answer"], request["truth"])
         began = time.perf_counter()
-        value = function(request["prompt"], request["answer"], request["truth"])
+        value = call(request["prompt"], request["answer"], request["truth"])
         message["seconds"] = time.perf_counter() - began
         message |= _number(value)
     except TypeError as error:
