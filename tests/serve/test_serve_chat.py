@@ -76,6 +76,13 @@ def test_streams_say_the_same(client: openai.OpenAI) -> None:
     assert len({c.id for c in chunks}) == 1
 
 
+def test_who_asks_changes_nothing(client: openai.OpenAI) -> None:
+    """Some clients send these always."""
+    given = {"model": "tiny-chat", "messages": HELLO, "max_tokens": 8, "temperature": 0}
+    told = client.chat.completions.create(**given, safety_identifier="someone", prompt_cache_key="a", user="b")  # type: ignore[call-overload]
+    assert told.choices == client.chat.completions.create(**given).choices  # type: ignore[call-overload]
+
+
 def test_log_probabilities_and_stops(client: openai.OpenAI) -> None:
     arguments = {"model": "tiny-chat", "messages": HELLO, "max_tokens": 12, "temperature": 0}
     answer = client.chat.completions.create(**arguments, logprobs=True, top_logprobs=3)

@@ -46,7 +46,10 @@ class Sampled(_Strict):
     stream_options: StreamOptions | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=4)] | None = None
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
+    # Who asks, which no answer depends on: some clients always say it.
     user: str | None = Field(None, max_length=512)
+    safety_identifier: str | None = Field(None, max_length=512)
+    prompt_cache_key: str | None = Field(None, max_length=512)
     presence_penalty: Zero | None = None
     frequency_penalty: Zero | None = None
     logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
@@ -185,8 +188,7 @@ _NEUTRAL = {
 }  # fmt: skip
 """Accepted where they ask for nothing -> how that is written."""
 _OF_OTHERS = (
-    "audio", "function_call", "functions", "modalities", "prediction", "prompt_cache_key", "reasoning_effort",
-    "safety_identifier", "verbosity", "web_search_options",
+    "audio", "function_call", "functions", "modalities", "prediction", "reasoning_effort", "verbosity", "web_search_options",
 )  # fmt: skip
 """Parameters of OpenAI's API that nothing here could follow."""
 
