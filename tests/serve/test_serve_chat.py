@@ -79,8 +79,8 @@ def test_streams_say_the_same(client: openai.OpenAI) -> None:
 def test_who_asks_changes_nothing(client: openai.OpenAI) -> None:
     """Some clients send these always."""
     given = {"model": "tiny-chat", "messages": HELLO, "max_tokens": 8, "temperature": 0}
-    told = client.chat.completions.create(**given, safety_identifier="someone", prompt_cache_key="a", user="b")  # type: ignore[call-overload]
-    assert told.choices == client.chat.completions.create(**given).choices  # type: ignore[call-overload]
+    told = client.chat.completions.create(**given, safety_identifier="someone", prompt_cache_key="a", user="b")
+    assert told.choices == client.chat.completions.create(**given).choices
 
 
 def test_log_probabilities_and_stops(client: openai.OpenAI) -> None:

@@ -142,12 +142,18 @@ class Call:
             if parameter.default is parameter.empty and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
         ]
         self._unknown = [name for name in needed if self._given(name, "", "", None) is None]
+        self._by_name = inspect.Parameter.POSITIONAL_ONLY not in kinds and self._names_say()
+
+    def _names_say(self) -> bool:
+        """Return whether the parameters' names say what each is given, and not their order."""
         names = list(self._parameters)
-        # Three parameters, none where it would mislead, are those of this package by names of the user's.
-        own = len(names) == 3 and bool(self._unknown) and names[0] not in ANSWERS and not any(n in TRUTHS for n in names[:2])
-        known = ANSWER in names and not self._unknown
-        named = self._lists or self._answer_named or known or any(n in TRUTHS for n in names[:2])
-        self._by_name = named and (self._lists or not own) and inspect.Parameter.POSITIONAL_ONLY not in kinds
+        # In this package's order the prompt would be taken for an answer, or an answer for the right one.
+        misled = any(name in ANSWERS for name in names[:1]) or any(name in TRUTHS for name in names[:2])
+        if self._lists or misled:
+            return True
+        if self._unknown:  # of three, in names of the user's own, the order says it
+            return self._answer_named and len(names) != 3
+        return self._answer_named or ANSWER in names
 
     def __call__(self, prompt: str, answer: str, truth: str | None) -> Any:
         """Return what the reward does; waits for one that is asynchronous. Raises TypeError before it is called."""
