@@ -65,7 +65,7 @@ FAULTS = (
             body("import math_verify_pro\n---return 1.0"),
         ),
         ("a script that ends when imported", IMPORTS, "systemexit", body("import sys\nsys.exit(0)\n---return 1.0")),
-        ("another signature", IMPORTS, "cannot be called", source("def reward(completions, tests, **kwargs):\n    return [1.0]\n")),
+        ("another signature", IMPORTS, "cannot be called", source("def reward(completions, tests, **kw):\n    return [1.0]\n")),
         ("it forks", CRASHES, "forks", body("import os\nos.fork()\n" + EXACT)),
         (
             "it leaves processes behind",
