@@ -186,6 +186,27 @@ def test_resume_after_a_stage_has_ended_begins_with_the_next(job: StagesJob) -> 
     assert job.started == [("second", second)]
 
 
+def test_resume_of_a_job_whose_evaluation_failed_trains_nothing_more(job: StagesJob, tmp_path: Path) -> None:
+    def recipe(*sets: str) -> Recipe:
+        return load_recipe(tmp_path / "two.yaml", ["stages.evaluate.gates={exact_match: 0.5}", "budget.dollars=50", *sets])
+
+    job.recipe = recipe()
+    assert job.go() == 0
+    second = only(job, "second")
+    assert job.go(resume=True) == 0
+    assert job.started == []  # what is left to do is the evaluation, which comes next
+    assert job.go("second", resume=True) == 0
+    assert job.started == [("second", second)]  # asked for by name
+    for longer in ("stages.second.budget.steps=30", "budget.dollars=60"):
+        job.recipe = recipe(longer)
+        assert job.go(resume=True) == 0
+        assert job.started == [("second", second)], longer
+    job.recipe = recipe()
+    (second / "evaluation.json").write_text("{}")
+    assert job.go(resume=True) == 0
+    assert job.started == [("second", second)]  # it is asked whether anything is left
+
+
 def test_resume_of_a_run_goes_on_from_its_stage(job: StagesJob) -> None:
     assert job.go("first") == 0
     assert job.go(run=only(job, "first"), resume=True) == 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from windtunnel.recipe import Recipe, TrainingStage, UserError, stage_recipe
-from windtunnel.run import GateResult, MetricsReader, RunFolder, first_difference, list_runs, load_spent
+from windtunnel.run import EVALUATION, GateResult, MetricsReader, RunFolder, first_difference, list_runs, load_spent
 from windtunnel.train import gate_series, judge_gates
 
 LENGTHS = ("steps", "tokens", "epochs")
@@ -120,6 +120,16 @@ def has_ended(recipe: Recipe, path: Path) -> bool:
     """Return whether a run came to its end, and that is where its stage ends now: one that is shorter is trained on."""
     run = position_of(path)
     return run.ended and _other_length(recipe, run) is None
+
+
+def awaits_evaluation(recipe: Recipe, path: Path) -> bool:
+    """Return whether a run came to its end by the budget of now, and what the recipe's last gates judge is not measured."""
+    if recipe.evaluation.gates is None or (path / EVALUATION).exists() or not has_ended(recipe, path):
+        return False
+    run = position_of(path)
+    taken, paid = (run.before.hours, run.before.dollars) if run.before is not None else (0.0, 0.0)
+    own, trained = stage_recipe(recipe, run.stage or "", hours=taken, dollars=paid), RunFolder.open(path).recipe
+    return all(getattr(own.budget, name) == getattr(trained.budget, name) for name in ("hours", "dollars"))
 
 
 def _difference(recipe: Recipe, run: StageRun) -> str | None:

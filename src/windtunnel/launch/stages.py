@@ -14,7 +14,7 @@ from windtunnel.run import GateResult, RunFolder, tell_gates
 
 from .local import train_run, write_page
 from .look_ahead import look_ahead
-from .stage_runs import StageRun, has_ended, held_run, judge, newest_of_job, none_of_job, position_of
+from .stage_runs import StageRun, awaits_evaluation, has_ended, held_run, judge, newest_of_job, none_of_job, position_of
 from .supervisor import STOPPED
 from .trainable import Options
 
@@ -99,9 +99,7 @@ def run_stages(
         return GATE_FAILED
     while True:
         here = recipe.training[position.number]
-        # The last stage is always asked again: with a longer budget it goes on.
-        ended = position.run is not None and position.number < len(recipe.training) - 1 and has_ended(recipe, position.run)
-        if not ended:
+        if position.run is None or not _is_over(recipe, position.number, position.run, alone=stage is not None):
             code, folder = _train(recipe, here, position, last, options, views, as_json)
             if code != 0:
                 _page(folder, views)
@@ -115,6 +113,14 @@ def run_stages(
         if not held:
             return GATE_FAILED
         position = Position(position.number + 1, None, replace(position_of(position.run), before=position.before).with_spent())
+
+
+def _is_over(recipe: Recipe, number: int, run: Path, *, alone: bool) -> bool:
+    """Return whether a run needs no more training before what comes after it."""
+    if number < len(recipe.training) - 1:
+        return has_ended(recipe, run)
+    # The last stage is asked again, for with a longer budget it goes on; unless its evaluation failed and is to be tried again.
+    return not alone and awaits_evaluation(recipe, run)
 
 
 def _position(recipe: Recipe, options: Options, stage: str | None, again: str) -> Position:
