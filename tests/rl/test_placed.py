@@ -316,6 +316,31 @@ def test_a_token_that_another_cluster_left_is_not_offered_where_none_is_asked_fo
     assert done.stdout.split("\n")[:2] == ["an answer", "an actor"], done.stderr
 
 
+REFUSING = """
+from windtunnel.actors import ActorLost, answer_of, join
+from windtunnel.recipe import UserError
+class Host:
+    def __init__(self):
+        raise UserError("stages.rl.rewards.0: no such judge", "name another")
+    def ready(self):
+        return "an actor"
+with join("refusing"):
+    import ray
+    try:
+        answer_of(ray.remote(Host).remote().ready.remote(), "judges-0: starting", 60)
+    except ActorLost as error:
+        print(error)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_an_actor_that_refuses_to_start_says_why(cluster: str) -> None:
+    environment = {**os.environ, "RAY_ADDRESS": cluster}
+    done = subprocess.run([sys.executable, "-c", REFUSING], env=environment, capture_output=True, text=True, timeout=LIMIT)
+    assert done.stdout.splitlines()[0] == "judges-0: starting: it does not start: stages.rl.rewards.0: no such judge", done.stderr
+
+
 def _of_vllm() -> set[int]:
     """Return the processes of vLLM that there are."""
     found = ((process.pid, process.info["cmdline"] or [""]) for process in psutil.process_iter(["cmdline"]))

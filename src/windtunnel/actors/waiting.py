@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from typing import Any
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_DIED = ("The actor died", "The actor is dead", "Owner")
+_RAISED = re.compile(r"[\w.]*[A-Za-z]\w*: (?P<what>.+)")
+"""The last line of a traceback, which alone of its lines is not indented."""
 
 
 class NoAnswer(Exception):
@@ -48,9 +54,11 @@ def release(actor: Any) -> None:
 
 
 def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    # Ray's messages are pages long, and begin with the address of the process.
-    told = next(
-        (line for line in lines if line.startswith(("The actor died", "The actor is dead", "Owner"))), lines[0] if lines else ""
-    )
-    return told[:300] or type(error).__name__
+    """Return what an actor died of: what its constructor raised, or the line of Ray's that says how it ended."""
+    # Ray's messages are pages long, in colours, and begin with the address of the process.
+    lines = [line.rstrip() for line in _COLOUR.sub("", str(error)).splitlines() if line.strip()]
+    died = next((line.strip() for line in lines if line.strip().startswith(_DIED)), lines[0].strip() if lines else "")
+    raised = [found for line in lines if (found := _RAISED.match(line))]
+    if "creation task" in died and raised:
+        return f"it does not start: {raised[-1]['what'][:1000]}"
+    return died[:300] or type(error).__name__
