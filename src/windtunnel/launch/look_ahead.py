@@ -46,9 +46,10 @@ def look_ahead(recipe: Recipe, numbers: range, before: StageRun | None, options:
         say(_announced(planned))
         for warning in depth_warnings(planned):
             say(f"warn: {warning}")
-    # The stage that starts now tries its own when it starts; later ones would fail after hours that were paid for.
+    # The stage that starts now tries its own when it starts; later ones would fail after hours that were paid for. On Ray answers
+    # are judged where learners are: a machine with a GPU, which the stages before need, is one of those.
     for later in recipe.training[numbers.start + 1 : numbers.stop]:
-        if isinstance(later, GRPO) and later.placement == "local":
+        if isinstance(later, GRPO) and (later.placement == "local" or rig.gpu is not None):
             _try_judges(later, say)
 
 
