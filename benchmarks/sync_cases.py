@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +34,20 @@ from windtunnel.rl.transfer import Way as Bytes
 from windtunnel.train import HFJob
 
 FAULTS = ("dropped tensor", "half-updated shard", "swapped ranks", "stale version", "old weights, new number")
+
+
+def let_find_faults(folder: Path) -> Path:
+    """Have the vLLM that is started next find benchmarks/vllm_faults.py; the file that says which fault is given, none yet.
+
+    folder: a new one, for what it reads.
+    """
+    fault = folder / "fault"
+    fault.write_text("none")
+    os.environ["WINDTUNNEL_FAULT"] = str(fault)
+    # In a folder of its own: others here have names of public packages, which vLLM would then import in their place.
+    (folder / "vllm_faults.py").symlink_to(Path(__file__).resolve().with_name("vllm_faults.py"))
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    return fault
 
 
 class Way(Protocol):

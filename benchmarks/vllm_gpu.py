@@ -37,7 +37,7 @@ os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
-from sync_cases import FAULTS, Answers, Direct, Disk, Way, as_json, compare_answers, give_faults
+from sync_cases import FAULTS, Answers, Direct, Disk, Way, as_json, compare_answers, give_faults, let_find_faults
 
 from windtunnel.recipe import LoRA
 from windtunnel.rl import EngineProcess, Serving
@@ -163,12 +163,11 @@ def _measure(name: str, given: argparse.Namespace, report: Report, folder: Path)
         tokens = torch.randint(2, vocabulary, (4, 64), generator=draw).to(job.ranks.device)  # others each time: it keeps moving
         job.step([(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())], 4 * 63, rate)
 
-    fault, answers = folder / "fault", Answers()
-    fault.write_text("none")
+    fault, answers = let_find_faults(folder), Answers()
     by: Bytes = "gloo" if given.cpu else "ipc" if "0" in given.engine.split(",") else "nccl"
     if lora is not None and "adapters" in given.ways:
         _adapters(name, given, report, folder, job, canary, learn, fault, prompts, by)
-    with _engine(given, dtype, folder, fault, answers, report) as engine:
+    with _engine(given, dtype, answers, report) as engine:
         versions = itertools.count(1)
         disk = Disk(job, engine, folder / "published", dtype, canary)
         began = time.monotonic()
@@ -205,7 +204,7 @@ def _adapters(
 ) -> None:  # fmt: skip
     """Adapters alone, to an engine that has the weights beside them."""
     answers, place, dtype = Answers(), f"{name}/adapters", torch.float32 if given.cpu else torch.bfloat16
-    with _engine(given, dtype, folder, fault, answers, report, "FaultyAdapters", adapter_settings(job)) as engine:
+    with _engine(given, dtype, answers, report, "FaultyAdapters", adapter_settings(job)) as engine:
         began = time.monotonic()
         way = Direct(job, engine, dtype, canary, by, _ranks(given), given.seconds, folder / "base")
         report.say(f"{place}/start", {"until it answers": round(time.monotonic() - began, 1), **_memory()})
@@ -251,12 +250,10 @@ def _syncs(place: str, way: Way, versions: Iterator[int], learn: Any, count: int
 
 @contextlib.contextmanager
 def _engine(
-    given: argparse.Namespace, dtype: torch.dtype, folder: Path, fault: Path, answers: Answers, report: Report,
+    given: argparse.Namespace, dtype: torch.dtype, answers: Answers, report: Report,
     worker: str = "Faulty", adapter: dict[str, Any] | None = None,
 ) -> Iterator[EngineProcess]:  # fmt: skip
     """vLLM in a process of its own, as `stages.rl.engine: vllm` starts it, on the learner's GPU."""
-    os.environ["WINDTUNNEL_FAULT"] = str(fault)
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     devices = None if given.cpu else given.engine
     log = given.to.with_suffix(".vllm.log")
     settings = VLLMSettings(_ranks(given), given.memory, devices, log, f"vllm_faults.{worker}", require_vllm(), adapter)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sync_cases import FAULTS, Answers, Direct, Disk, as_json, compare_answers, give_faults, refusal
+from sync_cases import FAULTS, Answers, Direct, Disk, as_json, compare_answers, give_faults, let_find_faults, refusal
 
 from windtunnel.recipe import LoRA
 from windtunnel.rl import EngineProcess, Serving, measure_mismatch, score
@@ -72,12 +72,7 @@ def main() -> None:
 def _measure(tensor: int, python: str, worker: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        fault = folder / "fault"
-        fault.write_text("none")
-        os.environ["WINDTUNNEL_FAULT"] = str(fault)
-        # In a folder of its own: others here have names of public packages, which vLLM would then import in their place.
-        (folder / "vllm_faults.py").symlink_to(Path(__file__).resolve().with_name("vllm_faults.py"))
-        os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+        fault = let_find_faults(folder)
         lora = LoRA(rank=RANK) if worker == "FaultyAdapters" else None
         job, answers = _learner(lora), Answers()
         adapter = adapter_settings(job) if lora else None

@@ -34,6 +34,7 @@ CASES: dict[str, dict[str, Any]] = {
     "recompute": {"shard": "full", "recompute": "block"},
     "optimizer": {"shard": "optimizer"},
     "none": {"shard": "none"},
+    "recorded": {"shard": "none", "recorded": True, "compile": True, "attention": "varlen"},
     "lora": {"shard": "full", "lora": LoRA(rank=4)},
 }
 

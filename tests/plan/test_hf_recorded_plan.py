@@ -47,7 +47,10 @@ def test_recorded_passes_take_no_launches_and_hold_their_memory_for_good() -> No
         ("H100", (), True),
         ("A10G", (), True),
         ("T4", (), False),  # has no attention that can be recorded
-        ("2xH100", (), False),  # weights may be sharded
+        ("2xH100", (), True),  # each GPU holds all weights
+        ("2xH100", ("layout.shard=full",), False),  # weights are gathered from the other GPU
+        ("2xH100", ("stages.sft.graphs=false",), False),
+        ("2xH100", ("model.config=qwen2.5-0.5b",), False),
         ("H100", ("model.config=qwen2.5-0.5b",), False),  # kernels long enough for the host
         ("H100", ("model.config=qwen2.5-0.5b", GRAPHS), True),
         ("H100", ("stages.sft.compile=false",), False),
@@ -55,7 +58,7 @@ def test_recorded_passes_take_no_launches_and_hold_their_memory_for_good() -> No
         ("H100", ("model.adapter={rank: 8}",), True),
     ],
 )
-def test_small_layers_on_one_gpu_are_recorded_unasked(rig: str, sets: tuple[str, ...], recorded: bool) -> None:
+def test_small_layers_are_recorded_unasked(rig: str, sets: tuple[str, ...], recorded: bool) -> None:
     assert plan(rig, *sets).layout.recorded == recorded
 
 

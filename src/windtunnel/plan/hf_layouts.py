@@ -295,10 +295,9 @@ def even_micro_batches(work: Workload, share: int, most: int) -> list[int]:
 def _own(work: Workload, rig: Rig, ranks: int, promising: Promising) -> Iterator[Layout]:
     """FSDP2 over all ranks; frozen experts shared out by `expert` of them."""
     share = share_of(work, ranks)
-    # A recording cannot hold the gathering of weights from other ranks.
-    shards: list[str] = ["full"] if ranks == 1 else ["none"] if work.recorded is True else ["full", "optimizer", "none"]
+    shards: list[str] = ["full"] if ranks == 1 else ["full", "optimizer", "none"]
     ways = [work.recorded is True]
-    if work.recorded == "auto" and recording_pays(work, rig, ranks):
+    if work.recorded == "auto" and recording_pays(work, rig):
         ways = [True, False]  # launched where there is no room for a recording
     groups = [1]
     if work.shares_experts:
@@ -306,6 +305,8 @@ def _own(work: Workload, rig: Rig, ranks: int, promising: Promising) -> Iterator
     micros = micro_batches(work, share, ranks)
     chosen = [work.choice.shard] if work.choice.shard else shards
     for recorded, expert, shard in itertools.product(ways, groups, chosen):
+        if recorded and ranks > 1 and shard != "none":
+            continue  # a recording cannot hold the gathering of weights from other ranks
         # One layout speaks for its kind: the search asks of it alone whether the kind can fit.
         first = Layout(
             ranks, micros[0], -(-share // micros[0]), work.sequence, work.precision, work.compile, "cuda",

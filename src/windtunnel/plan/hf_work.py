@@ -153,7 +153,7 @@ class Workload:
         return max(one, min(DECODED_BYTES // 2, one * max((linear.count for linear in packed), default=0)))
 
 
-def recording_pays(work: Workload, rig: Rig, ranks: int) -> bool:
+def recording_pays(work: Workload, rig: Rig) -> bool:
     """Return whether passes are recorded unasked: the host would bound the step, and such models were recorded before.
 
     Else a layer's kernels take longer than the host needs to launch them, and a recording would only hold its memory.
@@ -161,7 +161,7 @@ def recording_pays(work: Workload, rig: Rig, ranks: int) -> bool:
     shape = work.shape
     attends = all(block.k_dim == block.v_dim <= 256 and block.k_dim % 8 == 0 for block in shape.kinds)
     known = shape.same_steps and attends and not shape.drops_out and work.weights == "bf16" and work.compile
-    return known and ranks == 1 and shape.small_layers and rig.gpu is not None and rig.gpu.capability >= (8, 0)
+    return known and shape.small_layers and rig.gpu is not None and rig.gpu.capability >= (8, 0)
 
 
 def fine_tuning(recipe: Recipe) -> Workload:
