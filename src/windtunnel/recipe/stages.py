@@ -73,7 +73,7 @@ class FineTune(TrainingStage):
     graphs: bool | Literal["auto"] = Field(
         "auto",
         description="record passes as CUDA graphs, so that the GPU never waits for the host to launch them, on ranks that hold "
-        "all weights; auto: those of models with small layers on one GPU, where the host would bound the step",
+        "all weights; auto: those of models with small layers, where the host would bound the step",
     )
     attention: Attention = Field(
         "auto",
