@@ -48,6 +48,14 @@ def test_each_text_is_one_id_wherever_it_stands(own: Folder) -> None:
     assert made.checksum != own.checksum
 
 
+def test_texts_of_many_are_those_of_each(own: Folder) -> None:
+    made = add_tokens(own, TAGS)
+    many = [made.encode(text).tolist() for text in (TEXT, "nothing new at all", "¡Qué será! 数字")]
+    assert made.decode_many([*many, [], many[0][:3]]) == [made.decode(ids) for ids in [*many, [], many[0][:3]]]
+    with pytest.raises(ValueError, match="outside the vocabulary"):
+        made.decode_many([many[0], [made.vocab]])
+
+
 def test_it_comes_back_from_its_file_and_as_transformers_reads_it(own: Folder, tmp_path: Path) -> None:
     made = add_tokens(own, TAGS)
     made.save(tmp_path / "tokenizer.json")

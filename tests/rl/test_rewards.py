@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from windtunnel.evaluate import Completion
 from windtunnel.recipe import GRPO, UserError
 from windtunnel.rl import Reward, Rewards, train_policy
 from windtunnel.rl.cross_check import CrossChecks
-from windtunnel.rl.judges import PromptQuestion
+from windtunnel.rl.judges import AsTheyEnd, PromptQuestion
 from windtunnel.verify import find_reward, selftest
 from windtunnel.verify.probes import PROBES
 from windtunnel.verify.reward_process import HUNG_IN_ROW
@@ -247,3 +248,37 @@ def test_equal_answers_to_one_prompt_are_judged_once(tmp_path: Path) -> None:
         found = judged.results(["7", "8", "7", "7", None, "9"], least=False)
     assert [None if one is None else one.total for one in found] == [1.0, 0.0, 1.0, 1.0, None, 0.0]
     assert sorted(log.read_text().split()) == ["7", "7", "8", "9"]
+
+
+def test_answers_that_end_together_get_their_texts_together_and_each_is_judged_once() -> None:
+    batches, begun, first, gone = list[int](), list[tuple[int, str]](), Event(), Event()
+
+    def decode(many: Sequence[Sequence[int]]) -> list[str]:
+        batches.append(len(many))
+        first.set()
+        assert gone.wait(60)
+        return [" ".join(map(str, tokens)) for tokens in many]
+
+    with AsTheyEnd(decode, lambda place, text: begun.append((place, text))) as ending:
+        ending.add(7, [1, 2])
+        assert first.wait(60)
+        for place in range(5):  # while the first one's text is being made
+            ending.add(place, [place])
+        gone.set()
+    assert batches == [1, 5]
+    assert begun == [(7, "1 2"), *((place, str(place)) for place in range(5))]
+    assert ending.texts == dict(begun)
+
+
+def test_a_text_that_cannot_be_made_leaves_the_others_theirs() -> None:
+    def decode(many: Sequence[Sequence[int]]) -> list[str]:
+        if [9] in many:
+            raise ValueError("token id 9 is outside the vocabulary")
+        return ["text"] * len(many)
+
+    begun = list[int]()
+    with AsTheyEnd(decode, lambda place, text: begun.append(place)) as ending:
+        ending.add(0, [9])
+    with AsTheyEnd(decode, lambda place, text: begun.append(place)) as ending:
+        ending.add(1, [1])
+    assert (begun, ending.texts) == ([1], {1: "text"})

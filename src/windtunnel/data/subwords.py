@@ -228,11 +228,18 @@ class Folder(Subwords):
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of ids without special tokens, as the tokenizer's own decoder writes it. Raises ValueError when out of range."""
+        return str(self._inner.decode(self._in_range(ids), skip_special_tokens=True))
+
+    def decode_many(self, many: Sequence[Sequence[int]]) -> list[str]:
+        """Return the texts of several sequences, made on all cores."""
+        return list(map(str, self._inner.decode_batch([self._in_range(ids) for ids in many], skip_special_tokens=True)))
+
+    def _in_range(self, ids: Iterable[int]) -> list[int]:
         listed = list(map(int, ids))
         # By the least and the largest: a look at each of the tokens of 256 answers took longer than decoding them.
         for token in (min(listed), max(listed)) if listed else ():
             self.piece(token)
-        return str(self._inner.decode(listed, skip_special_tokens=True))
+        return listed
 
     @property
     def ids(self) -> dict[str, int]:

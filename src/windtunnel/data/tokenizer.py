@@ -79,6 +79,10 @@ class Tokenizer(ABC):
         """Text of ids; BOS is dropped and bytes that are not UTF-8 become U+FFFD. Raises ValueError for an id out of range."""
         return b"".join(self.piece(int(i)) for i in ids).decode("utf-8", "replace")
 
+    def decode_many(self, many: Sequence[Sequence[int]]) -> list[str]:
+        """Return the texts of several sequences, each as `decode` does."""
+        return [self.decode(ids) for ids in many]
+
     def piece(self, token: int) -> bytes:
         """Return the UTF-8 bytes of one token. Raises ValueError when out of range."""
         if not 0 <= token < len(self.pieces):

@@ -74,6 +74,9 @@ class TextCodec(Protocol):
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of ids; tokens that are no text are left out."""
 
+    def decode_many(self, many: Sequence[Sequence[int]]) -> list[str]:
+        """Return the texts of several sequences, each as `decode` does."""
+
     def decoding(self) -> Decoding:
         """Return a decoder for one sequence."""
 
@@ -99,6 +102,10 @@ class OwnText:
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of ids."""
         return self.tokenizer.decode(ids)
+
+    def decode_many(self, many: Sequence[Sequence[int]]) -> list[str]:
+        """Return the texts of several sequences."""
+        return [self.decode(ids) for ids in many]
 
     def decoding(self) -> Decoding:
         """Return a decoder for one sequence."""
@@ -129,8 +136,15 @@ class WholeText(OwnText):
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of ids; those that only the model's table has are left out."""
+        return self.tokenizer.decode(self._known(ids))
+
+    def decode_many(self, many: Sequence[Sequence[int]]) -> list[str]:
+        """Return the texts of several sequences; a folder's tokenizer makes them on all cores."""
+        return self.tokenizer.decode_many([self._known(ids) for ids in many])
+
+    def _known(self, ids: Iterable[int]) -> list[int]:
         vocab = self.tokenizer.vocab
-        return self.tokenizer.decode([i for i in ids if i < vocab])
+        return [i for i in ids if i < vocab]
 
     def decoding(self) -> _Whole:
         """Return what keeps one sequence's ids until its end."""
@@ -173,6 +187,10 @@ class NoText:
     def decode(self, ids: Iterable[int]) -> str:
         """Return no text."""
         return ""
+
+    def decode_many(self, many: Sequence[Sequence[int]]) -> list[str]:
+        """Return no texts."""
+        return [""] * len(many)
 
     def decoding(self) -> NoText:
         """Return what makes none."""
@@ -259,6 +277,10 @@ class FolderText:
         """Return the text of ids, special tokens left out."""
         text: str = self.inner.decode(list(ids), skip_special_tokens=True)
         return text
+
+    def decode_many(self, many: Sequence[Sequence[int]]) -> list[str]:
+        """Return the texts of several sequences, special tokens left out."""
+        return [self.decode(ids) for ids in many]
 
     def decoding(self) -> Decoding:
         """Return a decoder for one sequence."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -169,6 +170,44 @@ class JudgedOnce:
         if key not in self._begun:
             self._begun[key] = self._rewards.begin(self._verifiers[id(prompt)][1], answer)
         return self._begun[key]
+
+
+class AsTheyEnd:
+    """Has answers judged as they end: a thread makes their texts, of all that have ended by then at once. A context manager.
+
+    Args:
+        decode: the texts of several answers' tokens.
+        begin: judges an answer in the background, by its place.
+
+    Attributes:
+        texts: by place; complete when the context is left, but for answers where that failed.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[Sequence[int]]], list[str]], begin: Callable[[int, str], None]) -> None:
+        self._decode, self._begin = decode, begin
+        self._ended: deque[tuple[int, Sequence[int]]] = deque()
+        self._thread = ThreadPoolExecutor(1, "texts")
+        self.texts: dict[int, str] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._thread.shutdown()
+
+    def add(self, place: int, tokens: Sequence[int]) -> None:
+        """Take an answer that has ended; returns at once, for whoever writes the others must not wait."""
+        self._ended.append((place, tokens))
+        # The first call takes all that are there, and later ones find nothing: a step that ends many answers makes one batch.
+        self._thread.submit(self._take)
+
+    def _take(self) -> None:
+        taken = []
+        while self._ended:
+            taken.append(self._ended.popleft())
+        for (place, _), text in zip(taken, self._decode([tokens for _, tokens in taken]) if taken else [], strict=True):
+            self.texts[place] = text
+            self._begin(place, text)
 
 
 class RemoteJudges(Judges):

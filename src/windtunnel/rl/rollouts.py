@@ -22,7 +22,7 @@ from windtunnel.recipe import GRPO, UserError
 from windtunnel.verify import plan_ends
 
 from .cross_check import AT_ONCE, CrossChecks
-from .judges import Judges, Reward, prompt_text
+from .judges import AsTheyEnd, Judges, Reward, prompt_text
 
 FAILED = Reward(None, (), None, "no answer was generated")
 WAIT_SECONDS = 0.01
@@ -206,27 +206,24 @@ class Collector:
             return draw < stage.cross_check * 2**64
 
         judged = CrossChecks(self.rewards, self._threads, prompts, chosen)
-        places, said = dict[int, int](), dict[int, str]()
+        places = dict[int, int]()
+        with AsTheyEnd(generator.text.decode_many, judged.begin) as ending:
 
-        def judge(ticket: Ticket) -> None:
-            """Begin to judge an answer as soon as it is there; on the generator's thread."""
-            # An answer may be there before its place is noted: it is judged below, with those that were not begun.
-            place = places.get(id(ticket))
-            if place is not None:
-                text = said[place] = _text(generator, ticket)
-                judged.begin(place, text)
+            def judge(ticket: Ticket) -> None:
+                """Begin to judge an answer as soon as it is there; on the generator's thread."""
+                # An answer may be there before its place is noted: it is judged below, with those that were not begun.
+                place = places.get(id(ticket))
+                if place is not None:
+                    ending.add(place, ticket.tokens)
 
-        tickets = generator.submit(self._jobs(prompts, number, attempt), judge, stream=False, bounded=False)
-        places |= {id(ticket): place for place, ticket in enumerate(tickets)}
-        finished = [self._finish(ticket) for ticket in tickets]
-        # One rank's stop ends the round of all: those that went on would wait for it in the next collective.
-        if self.agree(int(self.stop())):
-            raise Stopped
-        ended = time.monotonic()
-        texts = [
-            None if cut is None else said[place] if place in said else _text(generator, ticket)
-            for place, (ticket, cut) in enumerate(zip(tickets, finished, strict=True))
-        ]
+            tickets = generator.submit(self._jobs(prompts, number, attempt), judge, stream=False, bounded=False)
+            places |= {id(ticket): place for place, ticket in enumerate(tickets)}
+            finished = [self._finish(ticket) for ticket in tickets]
+            # One rank's stop ends the round of all: those that went on would wait for it in the next collective.
+            if self.agree(int(self.stop())):
+                raise Stopped
+            ended = time.monotonic()
+        texts = self._texts(generator, tickets, finished, ending.texts)
         rewards = self._patiently(
             judged.results(texts, unchecked),
             lambda: CrossChecks(self.rewards, self._threads, prompts, chosen).results(texts, unchecked),
@@ -237,6 +234,14 @@ class Collector:
         ]
         groups = [tuple(made[i : i + samples]) for i in range(0, len(made), samples)]
         return groups, time.monotonic() - ended
+
+    def _texts(
+        self, generator: Generator, tickets: Sequence[Ticket], finished: Sequence[bool | None], made: dict[int, str]
+    ) -> list[str | None]:
+        """Return the answers' texts, without their end tokens; those not `made` yet are made now. None: there is no answer."""
+        missing = [place for place, cut in enumerate(finished) if cut is not None and place not in made]
+        made = made | dict(zip(missing, generator.text.decode_many([tickets[place].tokens for place in missing]), strict=True))
+        return [None if cut is None else made[place] for place, cut in enumerate(finished)]
 
     def _jobs(self, prompts: Sequence[Prompt], number: int, attempt: int) -> list[GenerationJob]:
         """Return a job for each answer to each prompt, each with a seed of its own."""
@@ -384,11 +389,6 @@ def _plans(group: Sequence[Sample]) -> list[float]:
 
 def _rewards(group: Sequence[Sample]) -> list[float]:
     return [math.nan if sample.reward.total is None else sample.reward.total for sample in group]
-
-
-def _text(generator: Generator, ticket: Ticket) -> str:
-    """Return an answer's text without its end token."""
-    return generator.text.decode(ticket.tokens)
 
 
 def _draw(*parts: int) -> int:
