@@ -316,11 +316,21 @@ def test_random_weights_are_told_of(good: Path, tmp_path: Path, monkeypatch: pyt
     recipe.write_text(RECIPE.replace("FOLDER", str(good)))
     bare = shutil.copytree(good / "good", tmp_path / "bare")
     (bare / "model.safetensors").unlink()
-    told = {}
-    for name, sets in {"own": (), "bare": (f"model.config={bare}",), "asked": ("stages.sft.init_from=random",)}.items():
+    told, checked = {}, {}
+    cases: dict[str, tuple[str, ...]] = {
+        "own": (), "bare": (f"model.config={bare}",),
+        "asked": ("stages.sft.init_from=random", "model.adapter={rank: 4}"),
+    }  # fmt: skip
+    for name, sets in cases.items():
         lines: list[str] = []
         prepare_run(load_recipe(recipe, sets), Options(root=tmp_path / "runs", yes=True), lines.append).close()
-        told[name] = [line for line in lines if line.startswith("weights: random")]
+        told[name] = [line for line in lines if line.startswith(("weights: random", "warn: an adapter"))]
+        context = Context(str(recipe), sets, ("here",), folder=tmp_path, root=tmp_path / "runs")
+        outcomes = run_checks(select(all_checks(), ["model-files"]), context, isolate=False)
+        checked[name] = next(outcome for outcome in outcomes if outcome.check == "model-files")
     assert told["own"] == []
     assert "has none" in told["bare"][0]
     assert "init_from asks" in told["asked"][0]
+    # What an adapter learned is of no use without the weights beneath it.
+    assert [len(lines) for lines in told.values()] == [0, 1, 2]
+    assert [any("nothing keeps those" in warning for warning in one.warnings) for one in checked.values()] == [False, False, True]

@@ -21,11 +21,7 @@ from windtunnel.data import (
     preview,
     require_unread_test,
 )
-from windtunnel.model import (
-    derive,
-    describe_base,
-    hf_shape,
-)
+from windtunnel.model import LOST_BASE, derive, describe_base, hf_shape, loses_base
 from windtunnel.plan import Plan, count_text, hours_text, make_plan, other_engine, refuse, resolve, without_effect
 from windtunnel.recipe import Budget, GPTModel, HuggingFaceModel, Recipe, UserError
 from windtunnel.rig import Rig, detect_rig
@@ -89,7 +85,7 @@ def prepare_run(recipe: Recipe, options: Options, say: Say) -> RunFolder:
         base = describe_base(recipe)
         run.update(base=base)
         if base is None and initial is None:
-            say(f"weights: random ones, {_why_random(recipe)}")
+            _tell_random(recipe, say)
     run.update(data=facts, **({} if options.before is None else {"before": dict(options.before)}), **_expected(options))
     run.update(rewards={name: [checksum] for name, checksum in reward_files(run.recipe).items()})
     run.keep_job(options.job)
@@ -108,13 +104,15 @@ def _require_vllm_here(recipe: Recipe) -> None:
         require_vllm()
 
 
-def _why_random(recipe: Recipe) -> str:
-    """Say why a Hugging Face model begins with random weights."""
+def _tell_random(recipe: Recipe, say: Say) -> None:
+    """Say that a Hugging Face model begins with random weights, and why."""
     stage, model = recipe.training[0], recipe.model
     assert isinstance(model, HuggingFaceModel)
-    if stage.init_from == "random":
-        return f"as stages.{stage.name}.init_from asks"
-    return f"since {model.config} has none; a model's own: windtunnel fetch OWNER/NAME"
+    asked = f"as stages.{stage.name}.init_from asks"
+    none = f"since {model.config} has none; a model's own: windtunnel fetch OWNER/NAME"
+    say(f"weights: random ones, {asked if stage.init_from == 'random' else none}")
+    if loses_base(recipe):
+        say(f"warn: {LOST_BASE}")
 
 
 def _require_dollars_to_count(budget: Budget, dollars_per_hour: float | None) -> None:

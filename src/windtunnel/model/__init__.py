@@ -9,7 +9,16 @@ from .shape import GPTShape, RecursionShape, gpt_shape, recipe_shape
 
 if TYPE_CHECKING:
     from .attention import deterministic, flash_kernels
-    from .base import base_weights, describe_base, describing_files, fingerprint, require_base, weight_files
+    from .base import (
+        LOST_BASE,
+        base_weights,
+        describe_base,
+        describing_files,
+        fingerprint,
+        loses_base,
+        require_base,
+        weight_files,
+    )
     from .blocks import DECODED_BYTES, Block, Experts, LatentAttention, Linear, Norm
     from .build import build_model, empty_model, new_model
     from .cache import KVCache, extend, lay_out
@@ -69,6 +78,7 @@ __all__ = [
     "FETCH_AGAIN",
     "GPT",
     "INDEX",
+    "LOST_BASE",
     "PARTS",
     "SAME_STEPS",
     "SINGLE",
@@ -144,6 +154,7 @@ __all__ = [
     "lay_out",
     "linears",
     "load_weights",
+    "loses_base",
     "merge_adapter",
     "model_of_recipe",
     "new_model",
