@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from pathlib import Path
 from typing import Any
@@ -145,3 +146,59 @@ def test_damaged_records_are_found(tmp_path: Path) -> None:
     path = files(made)[0].records_path
     path.write_text(path.read_text().replace("How much", "How mush"))
     assert not prepare(wanted, tmp_path / "cache").reused
+
+
+ASKED = [{"role": "user", "content": "How much?"}]
+
+
+@pytest.mark.parametrize(
+    ("record", "prompt", "answer"),
+    [
+        ({"prompt": ASKED, "reward_model": {"ground_truth": "4"}, "extra_info": {"answer": "#### 4"}}, ASKED, "4"),
+        ({"prompt": ASKED, "reward_spec": {"ground_truth": "4"}}, ASKED, "4"),
+        ({"prompt": "How much?", "verification_info": '{"ground_truth": "4"}', "solution": "It is 4."}, "How much?", "4"),
+        ({"messages": json.dumps(ASKED), "ground_truth": "4"}, ASKED, "4"),
+        ({"conversations": [{"from": "human", "value": "How much?"}], "label": 4}, ASKED, 4),
+        ({"Problem": "How much?", "Answer": 4, "Solution": "long"}, "How much?", 4),
+        ({"messages": [*ASKED, {"role": "assistant", "content": "4"}], "problem": "How much?", "answer": "4"}, "How much?", "4"),
+        ({"prompt": ASKED, "reward_model": {"ground_truth": '["4"]'}}, ASKED, "4"),
+        ({"question": "Who?", "golden_answers": ["A", "B"]}, "Who?", ["A", "B"]),
+        ({"question": "Who?", "reward_model": {"ground_truth": {"target": ["A", "B"]}}}, "Who?", ["A", "B"]),
+        ({"question": "24?", "reward_model": {"ground_truth": {"target": 24, "nums": [4]}}}, "24?", {"target": 24, "nums": [4]}),
+        ({"question": "[1, 2] has how many?", "answer": "[2, 3]"}, "[1, 2] has how many?", "[2, 3]"),
+    ],
+)  # fmt: skip
+def test_prompts_and_answers_are_found_where_public_data_keep_them(tmp_path: Path, record: Any, prompt: Any, answer: Any) -> None:
+    made = prepare(recipe(CharacterTokenizer(), files=[str(spread(tmp_path, record))]), tmp_path / "cache")
+    found = files(made)[0].prompt(0)
+    number = found.data["id"]
+    assert json.dumps(found.prompt) == json.dumps(prompt).replace("?", f"? {number}")
+    assert found.answer == answer
+    assert any("right answers: " in note for note in made.notes)
+
+
+def spread(folder: Path, record: dict[str, Any]) -> Path:
+    """Write many records that ask different things, each with its number."""
+    texts = [json.dumps(record).replace("?", f"? {number}") for number in range(40)]
+    return lines(folder / "p.jsonl", [json.loads(text) | {"id": number} for number, text in enumerate(texts)])
+
+
+def test_nested_keys_are_named_with_a_dot(tmp_path: Path) -> None:
+    path = spread(tmp_path, {"task": {"question": "How much?"}, "checks": '{"right": {"number": 4}}'})
+    keys = {"prompt_key": "task.question", "answer_key": "checks.right.number"}
+    found = files(prepare(recipe(CharacterTokenizer(), files=[str(path)], **keys), tmp_path / "cache"))[0].prompt(0)
+    assert (found.prompt, found.answer) == (f"How much? {found.data['id']}", 4)
+    with pytest.raises(UserError, match=r"no key 'checks\.wrong' with the answer") as caught:
+        prepare(recipe(CharacterTokenizer(), files=[str(path)], **keys | {"answer_key": "checks.wrong"}), tmp_path / "cache")
+    assert "it has checks.right, id, task.question" in (caught.value.fix or "")
+
+
+def test_columns_that_json_cannot_hold_are_written_as_text_and_images_refused(tmp_path: Path) -> None:
+    rows = [{"question": f"When is {n}?", "answer": "1", "held": datetime.date(2024, 5, 1 + n % 20)} for n in range(40)]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "p.parquet")
+    made = prepare(recipe(CharacterTokenizer(), files=[str(tmp_path / "p.parquet")]), tmp_path / "cache")
+    assert files(made)[0].prompt(0).data["held"].startswith("2024-05-")
+    images = [row | {"images": [{"bytes": b"PNG", "path": None}]} for row in rows]
+    parquet.write_table(pyarrow.Table.from_pylist(images), tmp_path / "i.parquet")
+    with pytest.raises(UserError, match=r"i\.parquet:1: images\.bytes holds 3 bytes, such as an image"):
+        prepare(recipe(CharacterTokenizer(), files=[str(tmp_path / "i.parquet")]), tmp_path / "cache")

@@ -194,7 +194,8 @@ def _from_completion(record: Record) -> list[Message]:
     return [{**m, "train": False} if isinstance(m, dict) else m for m in asked] + answered
 
 
-def _from_sharegpt(record: Record) -> list[Message]:
+def from_sharegpt(record: Record) -> list[Message]:
+    """Return the messages of a record in ShareGPT's format. Raises Malformed."""
     messages = []
     for index, turn in enumerate(_from_messages({"conversations": record["conversations"]})):
         if not isinstance(turn, dict) or "from" not in turn or "value" not in turn:
@@ -227,7 +228,7 @@ _READERS: dict[str, tuple[Any, Any]] = {
         lambda r: "messages" in r or ("conversations" in r and _first_keys(r["conversations"]) >= {"role"}),
         _from_messages,
     ),
-    "sharegpt": (lambda r: "conversations" in r and not _first_keys(r["conversations"]) >= {"role"}, _from_sharegpt),
+    "sharegpt": (lambda r: "conversations" in r and not _first_keys(r["conversations"]) >= {"role"}, from_sharegpt),
     "completion": (lambda r: {"prompt", "completion"} <= set(r), _from_completion),
     "alpaca": (lambda r: {"instruction", "output"} <= set(r), from_alpaca),
 }

@@ -18,6 +18,7 @@ from windtunnel.recipe import MixtureCorpus, Plugin, Recipe, StdlibCorpus, TextC
 from .cache import cache_root, locked, new_folder
 from .documents import DocumentBatch, batch_of
 from .formats import BOM, Form, dataset_files, form_of, half_character, open_bytes, records, unreadable
+from .nested import look_up
 from .not_text import refuse_utf16, to_utf8, without_nulls
 
 BLOCK = 8 << 20  # bytes read at once, and of documents in a batch: large enough that Python's part in it does not show
@@ -199,7 +200,7 @@ def _read_records(file: CorpusFile, form: Form, longest: int) -> Iterator[Docume
     numbers: list[int] = []
     size = 0
     for number, record in records(file.path, form, [file.text_key]):
-        text = _text_of(record, file.text_key)
+        text = look_up(record, file.text_key)
         if not isinstance(text, str | bytes):
             raise _without_text(file, form, number, record)
         for piece in _pieces(_utf8(file, number, text), longest):
@@ -214,17 +215,8 @@ def _read_records(file: CorpusFile, form: Form, longest: int) -> Iterator[Docume
         yield batch_of(file.path, documents, numbers, records=True)
 
 
-def _text_of(record: dict[str, Any], key: str) -> Any:
-    """Return what stands under a key, or under 'doc.text' in the record of another; None where nothing does."""
-    if key in record or "." not in key:
-        return record.get(key)
-    outer, _, inner = key.partition(".")
-    below = record.get(outer)
-    return _text_of(below, inner) if isinstance(below, dict) else None
-
-
 def _names_of(record: dict[str, Any], key: str) -> list[str]:
-    """Return the names that lead to what `_text_of` takes, the outermost first: one where the record has the key as it is."""
+    """Return the names that lead to what `look_up` takes, the outermost first: one where the record has the key as it is."""
     if key in record or "." not in key:
         return [key]
     outer, _, inner = key.partition(".")

@@ -25,12 +25,14 @@ from windtunnel.recipe import (
 )
 
 from .arithmetic import questions
-from .conversations import Malformed, Message, check_message
+from .asked import asked, right_answer
+from .conversations import Message
 from .corpus import CorpusFile, listed_files
 from .documents import Array
 from .exercises import draw_exercises
-from .formats import form_of, half_character, records
+from .formats import form_of, records
 from .kernels_files import TaskReader
+from .nested import as_json
 from .packing import ConversationFile, pack_ids
 from .samples import STORED, batches, conversation_tokenizer
 from .survey import Survey, split_by_key
@@ -39,8 +41,6 @@ from .tokenizer import Characters, Tokenizer
 from .tokens import SequenceOrder, file_checksum
 from .write import NAMES, Progress, SplitWriter, Written
 
-PROMPT_KEYS = ("prompt", "messages", "question", "problem")  # the first that a record has
-ANSWER_KEYS = ("answer", "truth", "ground_truth", "solution", "target")
 _AT_ONCE = 256  # prompts encoded together
 
 
@@ -128,13 +128,14 @@ class PromptLoader:
 
 @dataclass(frozen=True)
 class _Read:
-    """A record: where it stands, the prompt, the answer and the rest; side: as of `Conversation`."""
+    """A record: where it stands, the prompt, the answer and the rest; side: as of `Conversation`. names: of prompt and answer."""
 
     where: str
     prompt: str | list[Message]
     answer: Any
     data: dict[str, Any]
     side: int | None = None
+    names: tuple[str, str | None] | None = None
 
     @property
     def key(self) -> int:
@@ -164,6 +165,7 @@ def write_prompts(
     template = choose_template(corpus.template, tokenizer, fallback="plain")
     tokenizer.save(folder / "tokenizer.json")
     overlong = done = 0
+    names = Counter[tuple[str, str | None]]()
     with ExitStack() as stack:
         written = stack.enter_context(SplitWriter(folder, STORED))
         lines = [stack.enter_context(open(folder / f"{name}.jsonl", "w", encoding="utf-8")) for name in NAMES]
@@ -173,6 +175,7 @@ def write_prompts(
                     overlong += 1
                     continue
                 held_out = read.key < found.threshold
+                names.update([read.names] if read.names is not None else ())
                 line = json.dumps({"prompt": read.prompt, "answer": read.answer, "data": read.data}, ensure_ascii=True)
                 written.add(NAMES[held_out], pack_ids(ids, np.zeros(len(ids), dtype=bool)), 1, len(line))
                 lines[held_out].write(line + "\n")
@@ -180,10 +183,16 @@ def write_prompts(
             report(0.3 + 0.69 * done / found.documents, f"tokenizing: {done:,} prompts")
         splits = written.close()
     checked = {name: replace(split, records=file_checksum(folder / f"{name}.jsonl")) for name, split in splits.items()}
-    notes = [f"chat template: {template.name}", *found.notes, *(tasks.notes() if tasks is not None else ())]
+    notes = [f"chat template: {template.name}", *map(_named, names), *found.notes, *(tasks.notes() if tasks is not None else ())]
     if overlong:
         notes.append(f"{overlong:,} prompts are longer than data.corpus.prompt_tokens={corpus.prompt_tokens} and were left out")
     return Written(tokenizer, checked, Counter(), notes, tasks.facts() if tasks is not None else {})
+
+
+def _named(names: tuple[str, str | None]) -> str:
+    """Say where prompts and answers were found."""
+    asked_at, answer = names
+    return f"prompts: {asked_at}; right answers: {answer or 'none; --set data.corpus.answer_key=KEY names them'}"
 
 
 def _chats(recipe: Recipe, corpus: PromptCorpus) -> bool:
@@ -196,14 +205,14 @@ def _chats(recipe: Recipe, corpus: PromptCorpus) -> bool:
 
 
 def _encode(template: ChatTemplate, corpus: PromptCorpus, batch: Sequence[_Read]) -> list[Array]:
-    asked = []
+    asking = []
     for read in batch:
         messages = [{"role": "user", "content": read.prompt}] if isinstance(read.prompt, str) else read.prompt
         if corpus.system is not None and messages[0]["role"] not in ("system", "developer"):
             messages = [{"role": "system", "content": corpus.system}, *messages]
-        asked.append(messages)
+        asking.append(messages)
     try:
-        return template.encode_prompts(asked)
+        return template.encode_prompts(asking)
     except UserError as error:
         raise UserError(f"{batch[0].where} or one of the {len(batch)} prompts from there: {error.message}", error.fix) from None
     except Exception as error:  # Jinja's, or what the template itself raises
@@ -240,37 +249,16 @@ def _read(
 
 
 def _record(where: str, record: dict[str, Any], corpus: PromptCorpus) -> _Read:
-    keys = [corpus.prompt_key] if corpus.prompt_key is not None else PROMPT_KEYS
-    key = next((key for key in keys if record.get(key) is not None), None)
-    if key is None:
-        has = ", ".join(sorted(record)) or "none"
-        raise UserError(
-            f"{where}: no key with a prompt ({', '.join(keys)}); it has {has}", "name it: --set data.corpus.prompt_key=KEY"
-        )
-    prompt = record[key]
-    if isinstance(prompt, list) and prompt:
-        try:
-            prompt = [check_message(message) for message in prompt]
-        except Malformed as error:
-            raise UserError(f"{where}: {key}: {error}", "mend the record") from None
-        if prompt[-1]["role"] == "assistant":
-            raise UserError(f"{where}: {key} ends with the assistant's turn, so nothing is asked", "leave that turn out")
-    elif not isinstance(prompt, str) or not prompt.strip():
-        raise UserError(f"{where}: {key} is {type(prompt).__name__}, expected text or messages, and not empty", "mend the record")
-    elif half := half_character(prompt):
-        raise UserError(f"{where}: {key} {half}", "mend the record or leave it out")
-    answers = [corpus.answer_key] if corpus.answer_key is not None else ANSWER_KEYS
-    answer_key = next((k for k in answers if k in record), None)
-    if corpus.answer_key is not None and answer_key is None:
-        raise UserError(f"{where}: no key {corpus.answer_key!r} with the answer", "mend the record, or data.corpus.answer_key")
-    rest = {k: v for k, v in record.items() if k not in (key, answer_key)}
-    return _Read(where, prompt, None if answer_key is None else record[answer_key], rest)
+    key, prompt = asked(where, record, corpus)
+    answer_key, answer = right_answer(where, record, corpus)
+    rest = {k: as_json(f"{where}: {k}", v) for k, v in record.items() if k not in (key, answer_key)}
+    return _Read(where, prompt, as_json(f"{where}: {answer_key}", answer), rest, names=(key, answer_key))
 
 
 def _sums(corpus: ArithmeticCorpus, seed: int, plain: bool) -> Iterator[_Read]:
     """Yield generated sums: as the arithmetic corpus writes them, or as questions."""
-    for number, (asked, problem) in enumerate(questions(corpus, seed), 1):
-        yield _Read(f"sum {number}", problem.prompt if plain else asked, problem.answer, {})
+    for number, (question, problem) in enumerate(questions(corpus, seed), 1):
+        yield _Read(f"sum {number}", problem.prompt if plain else question, problem.answer, {})
 
 
 def _survey(recipe: Recipe, corpus: PromptCorpus, all_read: Iterator[_Read]) -> Survey:

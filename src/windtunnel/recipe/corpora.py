@@ -229,11 +229,14 @@ class PromptCorpus(Section):
     )
     # Data sets agree on no name for the prompt; the usual ones are tried in a fixed order.
     prompt_key: str | None = Field(
-        None, min_length=1, description="key of the prompt: text, or messages; null: prompt, messages, question or problem"
-    )
+        None, min_length=1,
+        description="key of the prompt, text or messages, or outer.inner; null: prompt, messages, question, problem and others",
+    )  # fmt: skip
     answer_key: str | None = Field(
-        None, min_length=1, description="key of the right answer; null: answer, truth, ground_truth, solution or target, if there"
-    )
+        None, min_length=1,
+        description="key of the right answer, or outer.inner; null: answer, ground_truth, reward_model.ground_truth, solution "
+        "and others, if there",
+    )  # fmt: skip
     template: Literal["auto", "model", "chat", "chatml", "alpaca", "plain"] = Field(
         "auto",
         description="the chat template; plain: the prompt as it stands; model: the tokenizer's own; chat: that one, or chatml "
