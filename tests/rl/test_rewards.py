@@ -282,3 +282,32 @@ def test_a_text_that_cannot_be_made_leaves_the_others_theirs() -> None:
     with AsTheyEnd(decode, lambda place, text: begun.append(place)) as ending:
         ending.add(1, [1])
     assert (begun, ending.texts) == ([1], {1: "text"})
+
+
+@pytest.mark.parametrize(
+    ("right", "answer"),
+    [
+        ("Half of 100 is <<100/2=50>>50.\nAnd 8 less is 42.\n#### 42", "42"),  # GSM8K
+        ("We see $x = 2$, so that it is $\\boxed{\\frac{1}{2}}$, as $y = 3$.", "\\frac{1}{2}"),  # MATH
+        ("1,042", "1042"),
+    ],
+)
+def test_a_solution_that_is_written_out_is_compared_by_its_end(tmp_path: Path, right: str, answer: str) -> None:
+    (tmp_path / "r.py").write_text(
+        "def same(completions, answer, **kwargs):\n    return [float(c == a) for c, a in zip(completions, answer)]\n"
+    )
+    math = GRPO(name="rl", rewards=[{"kind": "math", "where": "boxed"}])  # type: ignore[list-item]
+    found = judged(math, prompt(right), f"So \\boxed{{{answer}}}", "So \\boxed{2}", "So \\boxed{3}")
+    assert [one.total for one in found] == [1.0, 0.0, 0.0]
+    if "," not in right:
+        function = GRPO(name="rl", rewards=[{"kind": "function", "function": f"{tmp_path / 'r.py'}:same"}])  # type: ignore[list-item]
+        assert [one.total for one in judged(function, prompt(right), answer, "7")] == [1.0, 0.0]
+
+
+def test_judges_read_keys_within_the_record_and_functions_its_columns(tmp_path: Path) -> None:
+    (tmp_path / "r.py").write_text("def near(completion, limits):\n    return float(limits['least'] <= float(completion))\n")
+    one = prompt(None, check='{"right": "0.5"}', limits={"least": 3})
+    exact = GRPO(name="rl", rewards=[{"kind": "exact", "key": "check.right"}])  # type: ignore[list-item]
+    assert [reward.total for reward in judged(exact, one, "0.5", "0.6")] == [1.0, 0.0]
+    function = GRPO(name="rl", rewards=[{"kind": "function", "function": f"{tmp_path / 'r.py'}:near"}])  # type: ignore[list-item]
+    assert [reward.total for reward in judged(function, one, "4", "2")] == [1.0, 0.0]

@@ -94,3 +94,33 @@ def test_what_is_no_single_number_is_refused(tmp_path: Path, returned: str) -> N
     found = called(tmp_path, f"def reward(completions, **kwargs):\n    return {returned}\n")
     assert found.value is None
     assert "not a number" in found.problem
+
+
+RECORD = {"nums": [3, 4], "metadata": {"of": "sums"}, "extra_info": {"index": 7}, "data_source": "made", "solution": "3 + 4 = 7"}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "holds"),
+    [
+        ("completions, target, nums, **kwargs", "(target[0], nums[0], kwargs['metadata'][0]) == (7, [3, 4], {'of': 'sums'})"),
+        ("completions, answer, solution", "(answer[0], solution[0]) == (7, '3 + 4 = 7')"),
+        ("data_source, solution_str, ground_truth, extra_info", "(data_source, extra_info) == ('made', {'index': ground_truth})"),
+        ("prompt, completion, metadata", "(prompt, completion, metadata) == ('q', 'a', {'of': 'sums'})"),
+        ("prompt, answer, truth", "(prompt, answer, truth) == ('q', 'a', '7')"),
+        ("answer, truth, nums", "(answer, truth, nums) == ('a', '7', [3, 4])"),
+        ("question, reply, wanted", "(question, reply, wanted) == ('q', 'a', '7')"),
+    ],
+)  # fmt: skip
+def test_other_columns_of_the_record_reach_parameters_of_their_names(tmp_path: Path, parameters: str, holds: str) -> None:
+    file = tmp_path / "rewards.py"
+    value = "[float(found)]" if "completions" in parameters else "float(found)"
+    file.write_text(f"def reward({parameters}):\n    found = {holds}\n    return {value}\n", encoding="utf-8")
+    with RewardProcess(file, "reward", tmp_path) as process:
+        assert process.call("q", "a", "7", 7, RECORD).value == 1.0
+
+
+def test_a_column_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:
+    (tmp_path / "rewards.py").write_text("def reward(completions, tests):\n    return [1.0]\n", encoding="utf-8")
+    with RewardProcess(tmp_path / "rewards.py", "reward", tmp_path) as process:
+        reply = process.call("q", "a", "7", 7, {"nums": [1], "level": 2})
+    assert "its argument 'tests' is none of those that are known; columns of the record: level, nums" in reply.problem

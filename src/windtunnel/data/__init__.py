@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .kernels_files import TaskReader, kernels_of
     from .loader import BatchLoader, ValidationBatches
     from .mixture import MixtureFile
+    from .nested import look_up
     from .packing import ConversationFile, best_fit, bucketed, sequence_starts, target_rows
     from .prepared import PreparedData, prepare
     from .prompts import Prompt, PromptFile, PromptLoader, prompt_records
@@ -78,6 +79,7 @@ __all__ = [
     "kernels_of",
     "listed_files",
     "load_tokenizer",
+    "look_up",
     "make_batch",
     "prepare",
     "prepare_theses",

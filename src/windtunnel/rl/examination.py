@@ -9,7 +9,7 @@ from windtunnel.data import Prompt, draw_tasks
 from windtunnel.evaluate import Exam, Subject
 from windtunnel.recipe import PromptCorpus, Recipe, RewardSource
 
-from .judges import as_text, first_judge
+from .judges import as_text, first_judge, right_of
 from .method import held_out_prompts
 from .rewards import Rewards
 
@@ -60,5 +60,5 @@ def _right_answer(prompt: Prompt, judge: RewardSource | None, kernels: Mapping[s
         return kernels.get(prompt.data["task"]["name"]) if kernels else None
     if judge.kind == "code":  # without a key the answer is the tests
         return prompt.answer if judge.key is not None and isinstance(prompt.answer, str) else None
-    truth = as_text(prompt.answer if judge.key is None else prompt.data.get(judge.key))
+    truth = as_text(right_of(prompt, judge))
     return None if truth is None else FORMS.get(judge.where, "{}").format(truth)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -10,10 +11,10 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from windtunnel.data import Prompt
+from windtunnel.data import Prompt, look_up
 from windtunnel.evaluate import Answer, Answered, Completion, Question
 from windtunnel.recipe import GRPO, RewardSource
-from windtunnel.verify import KernelOutcome
+from windtunnel.verify import KernelOutcome, part_of_answer
 
 if TYPE_CHECKING:
     from .cross_check import Checked
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 SUBJECT = "subject"
 """Key of a prompt's record by which sources with `of` know their prompts."""
 SIGN_SECONDS = 1.0
+HASHES = re.compile(r"(?:^|\n)#### *[^\n]+\s*\Z")
+"""How a solution of GSM8K's ends."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,18 @@ def first_judge(stage: GRPO, prompt: Prompt) -> RewardSource | None:
 def prompt_text(prompt: Prompt) -> str:
     """Return what was asked, as text."""
     return prompt.prompt if isinstance(prompt.prompt, str) else "\n".join(message["content"] for message in prompt.prompt)
+
+
+def right_of(prompt: Prompt, source: RewardSource) -> Any:
+    """Return what a source compares answers with: the prompt's right answer, or what its record has under the source's key.
+
+    A solution that is written out ends with the answer: behind the last ####, as in GSM8K, or in the last box, as in MATH.
+    """
+    value = prompt.answer if source.key is None else look_up(prompt.data, source.key)
+    if source.kind in ("code", "kernel") or not isinstance(value, str):
+        return value
+    ending = part_of_answer(value, "hashes") if HASHES.search(value) else part_of_answer(value, "boxed")
+    return ending or value
 
 
 def as_text(truth: Any) -> str | None:

@@ -32,7 +32,7 @@ from windtunnel.verify import (
 )
 from windtunnel.verify import broken as unknown
 
-from .judges import SUBJECT, Judges, Reward, as_text, prompt_text
+from .judges import SUBJECT, Judges, Reward, as_text, prompt_text, right_of
 
 if TYPE_CHECKING:
     from .cross_check import Checked
@@ -198,10 +198,10 @@ class Rewards(Judges):
         return self.begin(self.verifiers(prompt), answer).result()
 
     def _made(self, number: int, source: RewardSource, prompt: Prompt) -> Verifier:
-        truth = prompt.answer if source.key is None else prompt.data.get(source.key)
+        truth = right_of(prompt, source)
         function, form = self._functions[number], self._forms[number]
         if function is not None:
-            return FunctionVerifier(function[0], prompt_text(prompt), as_text(truth), function[1])
+            return FunctionVerifier(function[0], prompt_text(prompt), as_text(truth), function[1], truth, prompt.data)
         if form is not None:
             return form
         if truth is None:

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 LONGEST = 300
 PROMPT, ANSWER, TRUTH = "prompt", "answer", "truth"
@@ -28,7 +28,7 @@ ANSWERS = (
 """What the trainers that rewards are written for call a model's answer; beside one of these `answer` is the right one."""
 TRUTHS = ("truth", "ground_truth", "solution", "label", "target", "reference", "expected", "gold")
 NOTHING: dict[str, Any] = {"data_source": "", "extra_info": {}}
-"""What verl hands over beside them and nobody here has; a reward that needs it fails aloud."""
+"""What verl hands over beside them, where the record has no such columns; a reward that needs it fails aloud."""
 COLUMNS = ("answer", "solution", "ground_truth")
 """What TRL's rewards find among their keywords: columns of the data, by names that are common for the right answer."""
 SCORES = ("score", "reward", "rewards", "overall")
@@ -112,12 +112,22 @@ def _function(module: ModuleType, name: str) -> tuple[Callable[..., Any] | None,
     return None, f"{name} is a {type(function).__name__}, not a function", f"define {name}(prompt, answer, truth) in it"
 
 
+class Asked(NamedTuple):
+    """An answer to be judged. right: the right one as the record has it, truth: as text. record: its other columns."""
+
+    prompt: str
+    answer: str
+    truth: str | None
+    right: Any
+    record: Mapping[str, Any]
+
+
 class Call:
     """Calls a reward in the way that it was written for: this package's, TRL's, verl's or OpenRLHF's.
 
     The names of its parameters say which. One that names none of those that are known is given prompt, answer and truth in this
     order. TRL's and OpenRLHF's rewards take lists and are given one answer at a time, so that one that compares the answers of a
-    batch has nothing to compare.
+    batch has nothing to compare. Any other parameter is given the record's column of its name.
 
     Args:
         function: the reward.
@@ -136,57 +146,65 @@ class Call:
         self._answer_named = self._lists or any(name in ANSWERS for name in self._parameters)
         # TRL gives conversations where prompts are conversations: rewards that read `completion[0]["content"]` want these.
         self._messages = self._lists and "content" in _constants(getattr(inspect.unwrap(function), "__code__", None))
-        needed = [
+        self._needed = [
             name
             for name, parameter in self._parameters.items()
             if parameter.default is parameter.empty and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
         ]
-        self._unknown = [name for name in needed if self._given(name, "", "", None) is None]
-        self._by_name = inspect.Parameter.POSITIONAL_ONLY not in kinds and self._names_say()
+        self._nameless = inspect.Parameter.POSITIONAL_ONLY in kinds
 
-    def _names_say(self) -> bool:
-        """Return whether the parameters' names say what each is given, and not their order."""
+    def _names_say(self, unknown: bool) -> bool:
+        """Return whether the parameters' names say what each is given, and not their order. unknown: one of them is not known."""
         names = list(self._parameters)
         # In this package's order the prompt would be taken for an answer, or an answer for the right one.
         misled = any(name in ANSWERS for name in names[:1]) or any(name in TRUTHS for name in names[:2])
         if self._lists or misled:
             return True
-        if self._unknown:  # of three, in names of the user's own, the order says it
+        if unknown:  # of three, in names of the user's own, the order says it
             return self._answer_named and len(names) != 3
         return self._answer_named or ANSWER in names
 
-    def __call__(self, prompt: str, answer: str, truth: str | None) -> Any:
+    def __call__(self, asked: Asked) -> Any:
         """Return what the reward does; waits for one that is asynchronous. Raises TypeError before it is called."""
-        if not self._by_name:
+        unknown = [name for name in self._needed if self._given(name, asked) is None]
+        by_name = not self._nameless and self._names_say(bool(unknown))
+        if not by_name:
+            given = asked.prompt, asked.answer, asked.truth
             if self._parameters:
-                inspect.signature(self._function).bind(prompt, answer, truth)
-            value = self._function(prompt, answer, truth)
+                inspect.signature(self._function).bind(*given)
+            value = self._function(*given)
         else:
-            if self._unknown:
-                raise TypeError(f"its argument {self._unknown[0]!r} is none of those that are known")
+            if unknown:
+                columns = f"; columns of the record: {', '.join(sorted(asked.record)) or 'none'}"
+                raise TypeError(f"its argument {unknown[0]!r} is none of those that are known{columns}")
             names = [name for name, one in self._parameters.items() if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)]
-            if self._any_keyword and self._lists:
-                names = list(dict.fromkeys([*names, "prompts", *COLUMNS]))
-            found = {name: self._given(name, prompt, answer, truth) for name in names}
+            if self._any_keyword:
+                more = ["prompts", *COLUMNS] if self._lists else []
+                names = list(dict.fromkeys([*names, *more, *asked.record]))
+            found = {name: self._given(name, asked) for name in names}
             value = self._function(**{name: given[0] for name, given in found.items() if given is not None})
         if inspect.iscoroutine(value):
             value = asyncio.run(value)
-        return self._unpacked(value) if self._by_name else value
+        return self._unpacked(value) if by_name else value
 
-    def _given(self, name: str, prompt: str, answer: str, truth: str | None) -> tuple[Any] | None:
+    def _given(self, name: str, asked: Asked) -> tuple[Any] | None:
         """Return what a parameter is given, as a tuple of one; None: its name is not known."""
         one = name.removesuffix("s")
         value: Any
-        if one in NOTHING:
-            value = NOTHING[one]
-        elif one == PROMPT:
-            value = [{"role": "user", "content": prompt}] if self._messages else prompt
+        if one == PROMPT:
+            value = [{"role": "user", "content": asked.prompt}] if self._messages else asked.prompt
         elif name == "queries":
-            value = prompt + answer  # OpenRLHF's: a whole text
+            value = asked.prompt + asked.answer  # OpenRLHF's: a whole text
         elif one in ANSWERS or (one == ANSWER and not self._answer_named):
-            value = [{"role": "assistant", "content": answer}] if self._messages else answer
+            value = [{"role": "assistant", "content": asked.answer}] if self._messages else asked.answer
+        elif one == TRUTH:
+            value = asked.truth
+        elif name in asked.record:
+            value = asked.record[name]
         elif one == ANSWER or one in TRUTHS:
-            value = truth
+            value = asked.right
+        elif one in NOTHING:
+            value = NOTHING[one]
         else:
             return None
         return ([value] if self._lists else value,)
@@ -214,7 +232,7 @@ def _call(call: Call, request: dict[str, Any]) -> dict[str, Any]:
     message: dict[str, Any] = {"id": request["id"]}
     try:
         began = time.perf_counter()
-        value = call(request["prompt"], request["answer"], request["truth"])
+        value = call(Asked(request["prompt"], request["answer"], request["truth"], request["right"], request["record"]))
         message["seconds"] = time.perf_counter() - began
         message |= _number(value)
     except TypeError as error:

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -161,8 +162,12 @@ class RewardProcess:
         """Bytes that it wrote to standard output and error."""
         return self.log.stat().st_size
 
-    def call(self, prompt: str, answer: str, truth: str | None) -> Reply:
+    def call(
+        self, prompt: str, answer: str, truth: str | None, right: Any = None, record: Mapping[str, Any] | None = None
+    ) -> Reply:
         """Return one reward. Never raises for what the user's code does.
+
+        right: the right answer as the record has it, where that is no text. record: its other columns.
 
         Where calls in a row hang, the next ones are not made: a round of answers would wait for each of them.
         """
@@ -173,7 +178,10 @@ class RewardProcess:
             self._start()
         self._number += 1
         self._note_log()
-        request = {"id": self._number, "prompt": prompt, "answer": answer, "truth": truth}
+        right = truth if right is None else right
+        request = {
+            "id": self._number, "prompt": prompt, "answer": answer, "truth": truth, "right": right, "record": dict(record or {})
+        }  # fmt: skip
         began = time.monotonic()
         with contextlib.suppress(OSError):  # it died meanwhile: reading says so
             self._send(json.dumps(request).encode() + b"\n", self._call_seconds)
@@ -346,6 +354,7 @@ class RewardProcess:
 class FunctionVerifier:
     """Calls the function with prompt, answer and truth; what it returns is the reward.
 
+    right, record: as of `RewardProcess.call`.
     lock: of the function's process, which takes one call at a time; share it among all that use the process.
     """
 
@@ -353,11 +362,13 @@ class FunctionVerifier:
     prompt: str
     truth: str | None
     lock: threading.Lock = field(default_factory=threading.Lock)
+    right: Any = None
+    record: Mapping[str, Any] = field(default_factory=dict)
 
     def verify(self, answer: str) -> Verdict:
         """Judge one answer."""
         with self.lock:
-            reply = self.function.call(self.prompt, answer, self.truth)
+            reply = self.function.call(self.prompt, answer, self.truth, self.right, self.record)
         # Neither right nor wrong: a reward that fails must not teach.
         if reply.value is None or not math.isfinite(reply.value):
             return broken("function", reply.problem or f"it returned {reply.value}")
