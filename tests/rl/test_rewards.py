@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -311,3 +312,34 @@ def test_judges_read_keys_within_the_record_and_functions_its_columns(tmp_path: 
     assert [reward.total for reward in judged(exact, one, "0.5", "0.6")] == [1.0, 0.0]
     function = GRPO(name="rl", rewards=[{"kind": "function", "function": f"{tmp_path / 'r.py'}:near"}])  # type: ignore[list-item]
     assert [reward.total for reward in judged(function, one, "4", "2")] == [1.0, 0.0]
+
+
+PAIRS = [{"input": "2\n", "output": "3\n"}, {"input": "5\n", "output": "6\n"}]
+PROGRAM, WRONG_PROGRAM = "print(int(input()) + 1)", "print(int(input()) + 2)"
+FUNCTION, WRONG_FUNCTION = "def add(x):\n    return x + 1", "def add(x):\n    return x + 2"
+CHECK = "METADATA = {}\n\n\ndef check(candidate):\n    assert candidate(1) == 2\n    assert candidate(5) == 6\n"
+
+
+@pytest.mark.parametrize(
+    ("tests", "more", "program"),
+    [
+        (json.dumps([one | {"testtype": "stdin"} for one in PAIRS]), {}, True),
+        ({"language": "python", "test_cases": [one | {"type": "stdin_stdout", "fn_name": None} for one in PAIRS]}, {}, True),
+        (json.dumps({"inputs": ["2\n"], "outputs": ["3\n"]}), {}, True),
+        (["assert add(1) == 2", "assert add(5) == 6"], {"test_setup_code": "import math"}, False),
+        (CHECK, {"entry_point": "add"}, False),
+        ([{"input": "1", "output": "2", "testtype": "functional", "metadata": {"func_name": "add"}}], {}, False),
+        ({"test_cases": [{"type": "function_call", "fn_name": "add", "input": "[1]", "output": "[2]"}]}, {}, False),
+    ],
+)
+def test_tests_are_read_as_public_data_keep_them(tests: Any, more: dict[str, Any], program: bool) -> None:
+    stage = GRPO(name="rl", rewards=[{"kind": "code", "key": "tests"}])  # type: ignore[list-item]
+    right, wrong = (PROGRAM, WRONG_PROGRAM) if program else (FUNCTION, WRONG_FUNCTION)
+    found = judged(stage, prompt(None, tests=tests, **more), f"```python\n{right}\n```", f"```python\n{wrong}\n```")
+    assert [one.total for one in found] == [1.0, 0.0], [one.message for one in found]
+
+
+def test_tests_in_another_language_are_not_run_as_python() -> None:
+    stage = GRPO(name="rl", rewards=[{"kind": "code"}])  # type: ignore[list-item]
+    (found,) = judged(stage, prompt({"language": "cpp", "test_cases": PAIRS}), PROGRAM)
+    assert found.total is None

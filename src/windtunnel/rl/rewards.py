@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import tempfile
 import threading
@@ -33,6 +32,7 @@ from windtunnel.verify import (
 from windtunnel.verify import broken as unknown
 
 from .judges import SUBJECT, Judges, Reward, as_text, prompt_text, right_of
+from .published_tests import code_task
 
 if TYPE_CHECKING:
     from .cross_check import Checked
@@ -211,9 +211,7 @@ class Rewards(Judges):
                 return self._verifiers.make("math", {"answer": truth, "where": source.where})
             if source.kind == "exact":
                 return ExactVerifier([as_text(truth) or ""], source.where, "case")
-            return self._verifiers.make(
-                source.kind, truth if source.kind != "code" or not isinstance(truth, str) else _json(truth)
-            )
+            return self._verifiers.make(source.kind, truth if source.kind != "code" else code_task(truth, prompt))
         except UserError as error:
             return _NoTask(error.message)
 
@@ -270,10 +268,3 @@ class _NoTask:
     def verify(self, answer: str) -> Verdict:
         """Say why nothing is known."""
         return unknown("task", self.why)
-
-
-def _json(text: str) -> Any:
-    """Read what may be JSON in a text, as data sets keep tests; what is none is a text."""
-    with contextlib.suppress(ValueError):
-        return json.loads(text)
-    return text
