@@ -11,6 +11,7 @@ from .conversations import Malformed, Message, check_message, from_sharegpt
 from .formats import half_character
 from .nested import json_in, look_up, shown_names
 
+READ = 2  # changes when the same records are read otherwise, so that what is prepared is not used again
 PROMPT_KEYS = ("prompt", "messages", "question", "problem", "context_messages", "conversations", "question_content")
 """The first that a record has; letter case aside."""
 ANSWER_KEYS = (

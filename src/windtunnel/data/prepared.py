@@ -28,6 +28,7 @@ from windtunnel.recipe import (
     UserError,
 )
 
+from .asked import READ
 from .cache import cache_root, check_free_space, locked, new_folder
 from .corpus import CorpusFile, corpus_files, listed_files
 from .exercises import EXERCISES
@@ -379,6 +380,8 @@ def _fingerprint(recipe: Recipe, files: list[CorpusFile], report: Progress) -> s
         definition["periods"] = str(data.split.periods(data.corpus.forward_days))
         definition["theses"] = THESES
     versions = {"kernels": KERNELS, "exercises": EXERCISES}
+    if isinstance(data.corpus, PromptCorpus) and data.corpus.files:
+        definition["read"] = READ
     definition |= {name: version for name, version in versions.items() if getattr(data.corpus, name, None) is not None}
     if isinstance(data.tokenizer, FolderTokenizer):
         definition["tokenizer"] = folder_tokenizer(recipe).checksum
