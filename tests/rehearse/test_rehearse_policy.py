@@ -16,8 +16,9 @@ from windtunnel.model import hf_shape
 from windtunnel.recipe import GRPO, HuggingFaceModel, PromptCorpus, load_recipe
 from windtunnel.rehearse.conduct import rehearsal_checks
 from windtunnel.rehearse.context import Rehearsal
-from windtunnel.rehearse.policy import judges, policy_scale, policy_stages, vllm_here
+from windtunnel.rehearse.policy import policy_scale, policy_stages, vllm_here
 from windtunnel.rig import detect_rig, parse_rig
+from windtunnel.rl.checks import judges
 
 pytestmark = pytest.mark.end_to_end
 
@@ -165,7 +166,7 @@ def test_vllm_that_is_here_answers_a_rehearsal_whose_recipe_does_not_ask_for_it(
 
 def test_right_answers_are_accepted_and_a_judge_that_accepts_everything_is_told(tmp_path: Path) -> None:
     found = judges(rehearsal(tmp_path / "a"), lambda text: None)
-    assert found.facts == {"accepted": 3, "refused": 2}
+    assert found.facts == {"accepted": 3, "refused": 4}
     with pytest.raises(CheckFailed, match="is accepted as an answer"):
         judges(rehearsal(tmp_path / "b", judge=WRONG), lambda text: None)
 
@@ -212,7 +213,7 @@ def test_the_recipe_kernels_is_rehearsed_with_the_verifier_and_the_data_s_own_ke
     assert small.sft.budget.steps == 10
     assert small.evaluation.exact_match_problems == 3
     found = judges(context, lambda text: None)
-    assert found.facts == {"accepted": 3, "refused": 2}
+    assert found.facts == {"accepted": 3, "refused": 4}
     assert "by kernel" in found.text
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .kernels_files import TaskReader, kernels_of
     from .loader import BatchLoader, ValidationBatches
     from .mixture import MixtureFile
-    from .nested import look_up
+    from .nested import look_up, shown_names
     from .packing import ConversationFile, best_fit, bucketed, sequence_starts, target_rows
     from .prepared import PreparedData, prepare
     from .prompts import Prompt, PromptFile, PromptLoader, prompt_records
@@ -93,6 +93,7 @@ __all__ = [
     "require_empty",
     "require_unread_test",
     "sequence_starts",
+    "shown_names",
     "shown_samples",
     "solve",
     "target_rows",

@@ -6,7 +6,7 @@ import json
 import math
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from windtunnel.check import CheckFailed, Evidence, Say
 from windtunnel.recipe import (
@@ -27,16 +27,11 @@ from .staged import train_stages
 from .training import APART
 from .tuning import HELD_OUT, fewer, small_model, tuning_scale
 
-if TYPE_CHECKING:
-    from windtunnel.data import Prompt, PromptFile
-    from windtunnel.rl import Reward
-
 ROUNDS, BEFORE_STEPS, BEFORE_ROUNDS = 6, 10, 2
 PROMPTS, SAMPLES, BEST, ANSWER_TOKENS, ASKED = 6, 3, 2, 24, 3
 LEAST_ANSWER_TOKENS = 4
 # A random toy, whose weights must move visibly within six rounds; the recipe's is for a model that can already speak.
 LEARNING_RATE = 1e-2
-RIGHT_ANSWERS, WORTHLESS = 3, ("", "I do not know.")
 VARIETY = '''"""What a scale model is rewarded for beside the recipe's own judges: many different characters."""
 
 
@@ -262,73 +257,6 @@ def _words(run: Path, *, known: bool) -> str:
     return f"'{most[0][0]}' ({most[0][1]} of {sum(counts.values())})" if most else "no answer"
 
 
-def judges(rehearsal: Rehearsal, say: Say) -> Evidence:
-    """Judge right and worthless answers to prompts of the data by the very judges of the run."""
-    from windtunnel.data import PromptFile
-    from windtunnel.rl import Rewards, first_judge, right_answers
-
-    stage, file = rehearsal.scale.rl, rehearsal.prepared.validation
-    assert stage is not None
-    assert isinstance(file, PromptFile)
-    prompts = _some_of_each_judge(stage, file)
-    known = right_answers(rehearsal.scale, prompts)
-    with Rewards(stage) as rewards:
-
-        def judge(prompt: Prompt, answer: str) -> Reward:
-            say(f"judging an answer to prompt {prompt.number}")
-            return rewards.begin(rewards.verifiers(prompt), answer).result()
-
-        right = [(prompt, judge(prompt, answer)) for prompt, answer in zip(prompts, known, strict=True) if answer is not None]
-        again = [
-            (prompt, rewards.check(prompt, answer, None))
-            for (prompt, reward), answer in zip(right, (one for one in known if one is not None), strict=True)
-            if reward.accepted and stage.cross_check
-        ]
-        worthless = [(prompt, answer, judge(prompt, answer)) for prompt in prompts[:1] for answer in WORTHLESS]
-    for prompt, answer, reward in worthless:
-        if reward.accepted:
-            raise CheckFailed(f"{answer!r} is accepted as an answer to prompt {prompt.number}: {reward.message}")
-    # A judge that does not agree with itself would take right answers out of training.
-    twice = [(prompt, found) for prompt, found in again if found.accepted is False]
-    if twice:
-        prompt, found = twice[0]
-        words = f"the data's own right answer to prompt {prompt.number} is accepted, and refused when judged once more"
-        raise CheckFailed(f"{words}: {found.message}")
-    refused = [(prompt, reward) for prompt, reward in right if not reward.accepted]
-    what = " and ".join(sorted({one.kind for prompt, _ in right if (one := first_judge(stage, prompt)) is not None}))
-    if not right:
-        return Evidence(
-            f"{stage.sources[0].kind}: the data hold no right answer that could be judged",
-            absent="--set stages.rl.reward_examples=FILE",
-        )
-    if refused and what != "function":
-        prompt, reward = refused[0]
-        raise CheckFailed(f"the data's own right answer to prompt {prompt.number} is not accepted: {reward.message}")
-    said = (right[0][1].message or "accepted").splitlines()[0][:120]
-    text = (
-        f"{len(right) - len(refused)} of {len(right)} right answers of the data are accepted by {what}: '{said}'; "
-        f"{len(worthless)} worthless ones refused"
-    )
-    text += f"; {len(again)} judged once more, another way, and accepted again" if again else ""
-    warnings = [f"{len(refused)} of the data's right answers are not accepted as they stand"] if refused else []
-    return Evidence(text, {"accepted": len(right) - len(refused), "refused": len(worthless)}, warnings)
-
-
-def _some_of_each_judge(stage: GRPO, file: PromptFile) -> list[Prompt]:
-    """Return the first few prompts of each judge that says what is right."""
-    from windtunnel.rl import first_judge
-
-    taken: Counter[int | None] = Counter()
-    found = []
-    for prompt in map(file.prompt, range(file.samples)):
-        judge = first_judge(stage, prompt)
-        key = None if judge is None else stage.sources.index(judge)
-        taken[key] += 1
-        if taken[key] <= RIGHT_ANSWERS:
-            found.append(prompt)
-    return found
-
-
 BEFORE = (
     Stage(
         "stages", "one command trains all stages, the last from what the one before it made", "read stages.log in the "
@@ -345,9 +273,5 @@ CHECKS = (
     Stage(
         "vllm", "vLLM, which is here, takes the learner's weights and samples as it computes", "read logs/engine-0-0.log in "
         "the folder of its run", vllm, shows="end", needs=("resume",), applies=_could_use_vllm,
-    ),
-    Stage(
-        "judges", "right answers of the data are accepted and worthless ones refused, by the judges of the run", "try one: "
-        "windtunnel verify; then look at stages.rl.rewards", judges, shows="first steps", needs=("data",), applies=learns_policy,
     ),
 )  # fmt: skip

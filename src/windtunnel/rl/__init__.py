@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from .engine_share import EngineShare, engines_of
     from .engines import Engines
     from .evaluation import evaluate_trained
-    from .examination import right_answers
     from .judges import Reward, first_judge
     from .learner import Learner
     from .link import Link
@@ -86,7 +85,6 @@ __all__ = [
     "publish_weights",
     "require_fresh",
     "require_vllm",
-    "right_answers",
     "run_learner_trial",
     "score",
     "send_weights",

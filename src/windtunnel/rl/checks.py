@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from windtunnel.check import Check, CheckFailed, Context, Evidence, Say, one_thread
-from windtunnel.recipe import HuggingFaceModel
+from windtunnel.recipe import HuggingFaceModel, PromptCorpus
 
 from .checks_versions import (
     compare_tensors,
@@ -374,11 +374,32 @@ def _registry() -> tuple[str, list[str]] | str:
     return str(version), list(known)
 
 
+# The data, as the recipe's own judges see them.
+
+
+def judges(context: Context, say: Say) -> Evidence:
+    """Judge answers to prompts of the data; see `checks_judges`."""
+    from .checks_judges import judge_data
+
+    return judge_data(context, say)
+
+
+def asks_prompts(context: Context) -> bool:
+    """Return whether the last stage asks prompts of data and something judges the answers."""
+    rl = context.recipe.rl
+    return rl is not None and isinstance(context.recipe.data.corpus, PromptCorpus) and bool(rl.sources)
+
+
 CHECKS = (
     Check(
         "weight-sync", "every weight reaches the engine, which computes what the learner does; no stale or broken version does",
         "report this with the model's config.json: the package or transformers is at fault", weight_sync,
         shows="first steps", needs=("recipe", "torch", "model"), applies=is_rl, limit=300.0,
+    ),
+    Check(
+        "judges", "right answers of the data are accepted and worthless ones refused, by the judges of the run", "try one: "
+        "windtunnel verify; then look at stages.rl.rewards", judges,
+        shows="first steps", needs=("recipe", "packages", "data"), applies=asks_prompts, limit=300.0,
     ),
     Check(
         "engine", "vLLM knows the model's architecture", "look at model.config", engine,

@@ -40,10 +40,11 @@ def examine_policy(subject: Subject, most: int, timed: bool) -> Iterator[Exam]:
         yield Exam(questions, tokens, rewards if most else None, warnings, scores=False)
 
 
-def right_answers(recipe: Recipe, prompts: Sequence[Prompt]) -> list[str | None]:
+def right_answers(recipe: Recipe, prompts: Sequence[Prompt]) -> list[tuple[str, ...]]:
     """Return the data's own right answer to each prompt, in the form that the first of its judges expects.
 
-    None where the data hold none: of tests that code has to pass and no solution, of a form, of a task.
+    What form a function expects is not known: the usual ones come one after the other. Empty where the data hold none, as of
+    tests that code has to pass and no solution, of a form, of a task.
     """
     stage, corpus = recipe.rl, recipe.data.corpus
     assert stage is not None
@@ -53,12 +54,16 @@ def right_answers(recipe: Recipe, prompts: Sequence[Prompt]) -> list[str | None]
     return [_right_answer(prompt, first_judge(stage, prompt), kernels) for prompt in prompts]
 
 
-def _right_answer(prompt: Prompt, judge: RewardSource | None, kernels: Mapping[str, str]) -> str | None:
+def _right_answer(prompt: Prompt, judge: RewardSource | None, kernels: Mapping[str, str]) -> tuple[str, ...]:
     if judge is None or judge.kind == "format":
-        return None
+        return ()
     if judge.kind == "kernel":
-        return kernels.get(prompt.data["task"]["name"]) if kernels else None
+        return (kernels[prompt.data["task"]["name"]],) if kernels and prompt.data["task"]["name"] in kernels else ()
     if judge.kind == "code":  # without a key the answer is the tests
-        return prompt.answer if judge.key is not None and isinstance(prompt.answer, str) else None
-    truth = as_text(right_of(prompt, judge))
-    return None if truth is None else FORMS.get(judge.where, "{}").format(truth)
+        return (prompt.answer,) if judge.key is not None and isinstance(prompt.answer, str) else ()
+    truth = right_of(prompt, judge)
+    text = as_text(truth[0] if isinstance(truth, list) and truth else truth)
+    if text is None or isinstance(truth, dict):
+        return ()
+    forms = ("{}", *FORMS.values()) if judge.kind == "function" else (FORMS.get(judge.where, "{}"),)
+    return tuple(form.format(text) for form in forms)

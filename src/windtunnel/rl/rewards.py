@@ -210,7 +210,8 @@ class Rewards(Judges):
             if source.kind == "math":
                 return self._verifiers.make("math", {"answer": truth, "where": source.where})
             if source.kind == "exact":
-                return ExactVerifier([as_text(truth) or ""], source.where, "case")
+                several = isinstance(truth, list) and truth and all(isinstance(one, str) for one in truth)
+                return ExactVerifier(truth if several else [as_text(truth) or ""], source.where, "case")
             return self._verifiers.make(source.kind, truth if source.kind != "code" else code_task(truth, prompt))
         except UserError as error:
             return _NoTask(error.message)

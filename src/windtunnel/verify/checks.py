@@ -24,7 +24,7 @@ def loads(context: Context, say: Say) -> Evidence:
     assert rl is not None
     if rl.rewards and not has_reward(context):
         named = ", ".join(source.kind for source in rl.rewards)
-        return Evidence(f"answers are judged by {named}; the check of the verifiers and the rehearsal try them")
+        return Evidence(f"answers are judged by {named}; the checks of judges and verifiers try them")
     if not has_reward(context):
         return Evidence(
             "the recipe names no reward: there is nothing to learn from", absent="give stages.rl.reward: file.py:function"
