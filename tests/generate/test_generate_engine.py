@@ -87,7 +87,7 @@ def test_stop_strings_end_the_text_before_them() -> None:
         stop = whole[11:14]
         (done,) = engine.generate([GenerationJob(ids("H5+"), 40, temperature=0, stop=("never", stop), logprobs=0)])
         assert (done.text, done.finish) == (whole[: whole.index(stop)], "stop")
-        assert "".join(i.text for i in done.infos) == done.text
+        assert "".join(TEXT.name(i.token) for i in done.infos) == done.text
         (done,) = engine.generate([GenerationJob(ids("H5+"), 40, temperature=0, stop=(stop,), include_stop=True)])
         assert (done.text, done.finish) == (whole[: whole.index(stop)] + stop, "stop")
 

@@ -15,7 +15,7 @@ from waiting import HANG
 
 from windtunnel.data import time_limit
 from windtunnel.generate import load_source
-from windtunnel.generate.text import FolderText
+from windtunnel.generate.folder_text import FolderText
 from windtunnel.recipe import UserError
 
 HELLO = [{"role": "system", "content": "one"}, {"role": "user", "content": "hello"}]
@@ -98,6 +98,19 @@ def test_log_probabilities_and_stops(client: openai.OpenAI) -> None:
     stop = text[4:7]
     cut = client.chat.completions.create(**arguments, stop=stop).choices[0]
     assert (cut.message.content, cut.finish_reason) == (text[: text.index(stop)], "stop")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_bytes_of_tokens_are_the_content_s_also_inside_characters(client: openai.OpenAI, stream: bool) -> None:
+    arguments = {"model": "tiny-chat", "messages": HELLO, "max_tokens": 60, "temperature": 1.9, "seed": 5}
+    given = client.chat.completions.create(**arguments, logprobs=True, top_logprobs=2, stream=stream)
+    choices = [c.choices[0] for c in given] if stream else given.choices
+    content = "".join((c.delta if stream else c.message).content or "" for c in choices)
+    tokens = [token for c in choices if c.logprobs for token in c.logprobs.content or []]
+    assert b"".join(bytes(token.bytes or ()) for token in tokens).decode("utf-8", "replace") == content
+    split = [token for token in tokens if token.token.startswith("bytes:")]
+    assert split  # of a vocabulary of bytes, many are no character
+    assert all(token.token == "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.bytes) for token in split)
 
 
 def test_plain_completions_of_the_same_folder(client: openai.OpenAI) -> None:

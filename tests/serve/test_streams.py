@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 
 import pytest
 
-from windtunnel.generate import GenerationFailed, GenerationJob, Piece, Ticket
+from windtunnel.generate import GenerationFailed, GenerationJob, NoText, Piece, Ticket
 from windtunnel.serve.answers import GAP_SECONDS, MOST_SECONDS, SHARE, Answer, ChatAnswer, Hub, Run
 from windtunnel.serve.schema import ChatRequest, CompletionRequest, Prepared
 
@@ -15,6 +15,8 @@ JOB = GenerationJob((1, 2), 20)
 
 class Generator:
     """Hands out tickets, to which the test adds."""
+
+    text = NoText(4, ())
 
     def submit(
         self, jobs: list[GenerationJob], notify: Callable[[Ticket], None], *, stream: bool = True, bounded: bool = True

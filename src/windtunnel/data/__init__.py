@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .prepared import PreparedData, prepare
     from .prompts import Prompt, PromptFile, PromptLoader, prompt_records
     from .samples import conversation_files, describe_packing, preview, read_conversations, shown_samples
-    from .subwords import Folder
+    from .subwords import Folder, TokenBytes
     from .sudoku_file import PuzzleFile
     from .sudoku_make import GRADES, Puzzles, make_batch
     from .template_files import write_tokenizer
@@ -57,6 +57,7 @@ __all__ = [
     "StreamDecoder",
     "TaskReader",
     "Thesis",
+    "TokenBytes",
     "TokenFile",
     "Tokenizer",
     "UnknownCharacter",

@@ -280,23 +280,44 @@ class Folder(Subwords):
 
 
 def _any_pieces(inner: tokenizers.Tokenizer) -> list[bytes]:
-    """Return the bytes of every id: byte-level characters, or SentencePiece's '▁' for a space and '<0x0A>' for a byte."""
-    words: dict[int, str] = {i: word for word, i in inner.get_vocab(with_added_tokens=True).items()}
-    added = inner.get_added_tokens_decoder()
-    to_byte = bytes_of_characters()
-    byte_level = '"ByteLevel"' in json.dumps(json.loads(inner.to_str()).get("decoder"))
-    pieces = []
-    for i in range(max(words, default=-1) + 1):
-        word = words.get(i, "")
-        if i in added:
-            pieces.append(b"" if added[i].special else word.encode())
-        elif byte_level:
-            pieces.append(bytes(to_byte[c] for c in word) if all(c in to_byte for c in word) else word.encode())
-        elif len(word) == 6 and word.startswith("<0x") and word.endswith(">"):
-            pieces.append(bytes([int(word[3:5], 16)]))
-        else:
-            pieces.append(word.replace("▁", " ").encode())
-    return pieces
+    """Return the bytes of every id."""
+    piece = TokenBytes(inner)
+    return [piece.of(i) or b"" for i in range(max(inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1)]
+
+
+class TokenBytes:
+    """The bytes that tokens stand for, as their tokenizer's decoder writes them.
+
+    Byte-level characters, SentencePiece's '▁' for a space and '<0x0A>' for a byte, WordPiece's '##' for a word's further part.
+
+    Attributes:
+        spaced: the decoder puts a space before every word but a text's first; it is no part of `of`.
+    """
+
+    def __init__(self, inner: tokenizers.Tokenizer) -> None:
+        self._inner, self._added = inner, inner.get_added_tokens_decoder()
+        decoder = {} if inner.decoder is None else json.loads(inner.decoder.__getstate__())
+        self._byte_level = '"ByteLevel"' in json.dumps(decoder)
+        self._part: str | None = decoder.get("prefix") if decoder.get("type") == "WordPiece" else None
+        self._to_byte = bytes_of_characters()
+        self.spaced = inner.decoder is None or self._part is not None
+
+    def of(self, token: int) -> bytes | None:
+        """Return a token's bytes, none of an id without a token; None of a special token, which is left out of texts."""
+        word: str = self._inner.id_to_token(token) or ""
+        if token in self._added:
+            return None if self._added[token].special else word.encode()
+        if self._byte_level and all(c in self._to_byte for c in word):
+            return bytes(self._to_byte[c] for c in word)
+        if self._byte_level:
+            return word.encode()
+        if len(word) == 6 and word.startswith("<0x") and word.endswith(">"):
+            return bytes([int(word[3:5], 16)])
+        return (word.removeprefix(self._part) if self._part else word.replace("▁", " ")).encode()
+
+    def continues(self, token: int) -> bool:
+        """Return whether a token is a further part of a word."""
+        return bool(self._part) and (self._inner.id_to_token(token) or "").startswith(str(self._part))
 
 
 def _convert(root: Path, key: str) -> tokenizers.Tokenizer:

@@ -51,8 +51,8 @@ from windtunnel.model import (
 from windtunnel.recipe import HuggingFaceModel, UserError
 from windtunnel.run import RunFolder
 
+from .folder_text import FolderText
 from .shared_experts import fill_model, require_whole, sharing_model
-from .text import FolderText
 
 Named = Iterator[tuple[str, Tensor]]
 A, B = ".lora_A.default.weight", ".lora_B.default.weight"

@@ -25,9 +25,10 @@ from windtunnel.run import read_own_recipe
 
 from .batched import BatchedGenerator
 from .decoder import HubDecoder
+from .folder_text import FolderText
 from .gpt import GPTDecoder
 from .protocol import Generator
-from .text import FolderText, OwnText, TextCodec
+from .text import OwnText, TextCodec
 
 if TYPE_CHECKING:
     from .hf_run import HubRun

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
-from windtunnel.data import StreamDecoder, Tokenizer, within
+from windtunnel.data import StreamDecoder, Tokenizer
 from windtunnel.recipe import UserError
 
 Message = dict[str, Any]
@@ -19,16 +18,16 @@ class TokenInfo:
     """One generated or echoed token.
 
     Attributes:
-        text: the token, written out where it is no whole character.
+        token: its id.
         offset: where its text begins in the sequence's text, in characters.
         log_probability: nats.
-        top: the likeliest tokens with theirs.
+        top: ids of the likeliest tokens with theirs.
     """
 
-    text: str
+    token: int
     offset: int
     log_probability: float | None = None
-    top: dict[str, float] | None = None
+    top: Mapping[int, float] | None = None
 
 
 ROLES = ("developer", "system", "user", "assistant", "tool", "function")
@@ -77,8 +76,11 @@ class TextCodec(Protocol):
     def decode_many(self, many: Sequence[Sequence[int]]) -> list[str]:
         """Return the texts of several sequences, each as `decode` does."""
 
-    def decoding(self) -> Decoding:
-        """Return a decoder for one sequence."""
+    def decoding(self, before: Sequence[int] = ()) -> Decoding:
+        """Return a decoder for one sequence, which goes on behind the ids `before`."""
+
+    def piece(self, token: int) -> bytes | None:
+        """Return the bytes that a token adds to a text, perhaps a part of a character; None: it is left out of texts."""
 
     def name(self, token: int) -> str:
         """Return a token as text for log-probabilities; bytes that are no character are written out."""
@@ -107,20 +109,26 @@ class OwnText:
         """Return the texts of several sequences."""
         return [self.decode(ids) for ids in many]
 
-    def decoding(self) -> Decoding:
+    def decoding(self, before: Sequence[int] = ()) -> Decoding:
         """Return a decoder for one sequence."""
         return StreamDecoder(self.tokenizer)
 
+    def piece(self, token: int) -> bytes | None:
+        """Return the bytes that a token adds to a text; None of BOS."""
+        return None if token == self.tokenizer.bos else self.tokenizer.piece(token)
+
     def name(self, token: int) -> str:
         """Return a token as text; bytes that are no character are written out."""
-        if token == self.tokenizer.bos:
-            return "<|bos|>"
-        # Log-probabilities name tokens that may be half a character.
-        piece = self.tokenizer.piece(token)
-        try:
-            return piece.decode()
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+        piece = self.piece(token)
+        return "<|bos|>" if piece is None else written_out(piece)
+
+
+def written_out(piece: bytes) -> str:
+    """Return a token's bytes as text, in OpenAI's way where they are a part of a character."""
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
 
 
 class WholeText(OwnText):
@@ -146,7 +154,7 @@ class WholeText(OwnText):
         vocab = self.tokenizer.vocab
         return [i for i in ids if i < vocab]
 
-    def decoding(self) -> _Whole:
+    def decoding(self, before: Sequence[int] = ()) -> _Whole:
         """Return what keeps one sequence's ids until its end."""
         return _Whole(self)
 
@@ -192,7 +200,7 @@ class NoText:
         """Return no texts."""
         return [""] * len(many)
 
-    def decoding(self) -> NoText:
+    def decoding(self, before: Sequence[int] = ()) -> NoText:
         """Return what makes none."""
         return self
 
@@ -204,121 +212,12 @@ class NoText:
         """Return no text."""
         return ""
 
+    def piece(self, token: int) -> None:
+        """Return no bytes."""
+
     def name(self, token: int) -> str:
         """Return the token's number, written out."""
         return f"token:{token}"
-
-
-class FolderText:
-    """The tokenizer of a Hugging Face folder.
-
-    Args:
-        folder: holds tokenizer.json and its configuration, and the chat template if there is one.
-        ends: tokens that end a text beside the tokenizer's own, as the model's files name them.
-    """
-
-    def __init__(self, folder: Path, ends: Iterable[int] | None = None) -> None:
-        from transformers import AutoTokenizer
-
-        try:
-            self.inner: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        except Exception as error:  # the library raises many kinds
-            words = f"{folder}: the tokenizer cannot be read: {str(error).splitlines()[0]}"
-            raise UserError(words, "the folder needs the tokenizer.json that came with the model") from None
-        own = [] if self.inner.eos_token_id is None else [self.inner.eos_token_id]
-        self.ends = frozenset([*own, *(ends or ())])
-        self.vocab = len(self.inner)
-
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of a prompt; of an empty one the token that texts begin with, or one that ends them.
-
-        Raises:
-            UserError: the prompt has no tokens.
-        """
-        # Half a surrogate pair has no UTF-8; it becomes '?', as Python writes it.
-        ids: list[int] = self.inner.encode(text.encode("utf-8", "replace").decode())
-        if ids:
-            return ids
-        # A model has to begin with something; what ends one text begins the next.
-        start = self.inner.bos_token_id if self.inner.bos_token_id is not None else min(self.ends, default=None)
-        if start is None:
-            raise UserError("the prompt has no tokens", "write at least one character")
-        return [start]
-
-    def chat(self, messages: Sequence[Message]) -> list[int]:
-        """Return the ids of a conversation by the folder's template.
-
-        Raises:
-            UserError: there is no template, it refuses these messages, or neither it nor anyone has heard of a role.
-        """
-        # A template that was made up would ask a model in a form that it never saw.
-        if not self.inner.chat_template:
-            raise UserError("this model's folder has no chat template", "use /v1/completions")
-        for message in messages:
-            self._require_role(message["role"])
-        try:
-            ids: list[int] = within(
-                lambda: self.inner.apply_chat_template(
-                    list(messages), tokenize=True, add_generation_prompt=True, return_dict=False
-                )
-            )
-        except Exception as error:  # a template is a program of the model's: it may refuse, or fail
-            raise UserError(f"the model's chat template refuses these messages: {error}") from None
-        return ids
-
-    def _require_role(self, role: str) -> None:
-        """Refuse a role that most templates would write down as it is, whatever it says. Raises UserError."""
-        # Templates are programs: a role that they name in quotes is taken for one that they know.
-        named = any(f"{quote}{role}{quote}" in str(self.inner.chat_template) for quote in "'\"")
-        if role not in ROLES and not named:
-            raise UserError(f"the role {role!r} is not one of {', '.join(ROLES)}, and the model's chat template does not name it")
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of ids, special tokens left out."""
-        text: str = self.inner.decode(list(ids), skip_special_tokens=True)
-        return text
-
-    def decode_many(self, many: Sequence[Sequence[int]]) -> list[str]:
-        """Return the texts of several sequences, special tokens left out."""
-        return [self.decode(ids) for ids in many]
-
-    def decoding(self) -> Decoding:
-        """Return a decoder for one sequence."""
-        return _FolderDecoding(self)
-
-    def name(self, token: int) -> str:
-        """Return a token as text; what is no whole character by the tokenizer's own name for it."""
-        text: str = self.inner.decode([token])
-        if "\ufffd" not in text:
-            return text
-        return f"token:{self.inner.convert_ids_to_tokens(token)}"
-
-
-class _FolderDecoding:
-    """Decoding by tokenizers' own incremental decoder where the tokenizer has one, else by decoding anew."""
-
-    def __init__(self, text: FolderText) -> None:
-        from tokenizers.decoders import DecodeStream
-
-        self._text, self._ids, self._sent = text, [], ""  # type: tuple[FolderText, list[int], str]
-        self._fast = getattr(text.inner, "_tokenizer", None)
-        # Anew for each token a text would take time with the square of its length.
-        self._stream = DecodeStream(skip_special_tokens=True)
-
-    def push(self, token: int) -> str:
-        self._ids.append(token)
-        # A text may change backwards while a character is unfinished, hence U+FFFD at its end is waited for.
-        if self._fast is not None:
-            new = self._stream.step(self._fast, token) or ""
-        else:
-            whole = self._text.decode(self._ids)
-            new = "" if whole.endswith("\ufffd") else whole[len(self._sent) :]
-        self._sent += new
-        return new
-
-    def finish(self) -> str:
-        whole = self._text.decode(self._ids)
-        return whole[len(self._sent) :] if whole.startswith(self._sent) else ""
 
 
 class TextStream:
@@ -330,13 +229,14 @@ class TextStream:
         codec: the model's tokenizer.
         stop: strings that end the text.
         include: the text ends after the stop string, else before it.
+        before: ids of what the text follows.
     """
 
-    def __init__(self, codec: TextCodec, stop: tuple[str, ...] = (), include: bool = False) -> None:
+    def __init__(self, codec: TextCodec, stop: tuple[str, ...] = (), include: bool = False, before: Sequence[int] = ()) -> None:
         self._codec, self._stop, self._include = codec, stop, include
         # The whole of a stop string is never held: it ends the text.
         self._longest = max((len(s) for s in stop), default=1) - 1
-        self._decoding = codec.decoding()
+        self._decoding = codec.decoding(before)
         self._held = ""
         self._sent = 0
         self._infos: deque[TokenInfo] = deque()
@@ -351,8 +251,7 @@ class TextStream:
             top: the likeliest ids with their log-probabilities.
         """
         if log_probability is not None:
-            named = None if top is None else {self._codec.name(t): p for t, p in top.items()}
-            self._infos.append(TokenInfo(self._codec.name(token), self._sent + len(self._held), log_probability, named))
+            self._infos.append(TokenInfo(token, self._sent + len(self._held), log_probability, top))
         self._held += self._decoding.push(token)
         # The first in the text ends it, whatever the order in which they were given.
         found = [(at, len(s)) for s in self._stop if (at := self._held.find(s)) >= 0]

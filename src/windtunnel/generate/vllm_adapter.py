@@ -18,8 +18,9 @@ from packaging.version import InvalidVersion
 
 from windtunnel.recipe import UserError
 
+from .folder_text import FolderText
 from .protocol import Completion, GenerationFailed, GenerationJob, Notify, QueueFull, Stats, Ticket
-from .text import FolderText, TextCodec, TextStream, TokenInfo
+from .text import TextCodec, TextStream, TokenInfo
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -180,7 +181,8 @@ class VLLMGenerator:
             ticket.tell()
 
     async def _generate(self, ticket: Ticket) -> None:
-        job, text = ticket.job, TextStream(self.text, ticket.job.stop, ticket.job.include_stop)
+        job = ticket.job
+        text = TextStream(self.text, job.stop, job.include_stop)
         engine = await self._living()
         outputs = engine.generate(
             {"prompt_token_ids": list(job.prompt)},

@@ -83,6 +83,7 @@ class Run:
 
     def __init__(self, generator: Generator, hub: Hub, jobs: list[GenerationJob], stream: bool) -> None:
         self._news, self._begun = asyncio.Event(), False
+        self.text = generator.text
         try:
             self.tickets = generator.submit(jobs, lambda ticket: self._tell(hub, ticket), stream=stream)
         except QueueFull as full:
@@ -202,17 +203,32 @@ class Answer:
         if request.echo:
             # Offsets count from the prompt's beginning then.
             by = len(self.prepared.texts[index])
-            infos = [TokenInfo(t.text, t.offset + by, t.log_probability, t.top) for t in infos]
+            infos = [TokenInfo(t.token, t.offset + by, t.log_probability, t.top) for t in infos]
             if first:
                 text, infos = self.prepared.texts[index] + text, [*self.run.tickets[index].prompt_infos, *infos]
         if request.logprobs is not None:
             logprobs = {
-                "tokens": [t.text for t in infos],
+                "tokens": [self.run.text.name(t.token) for t in infos],
                 "token_logprobs": [_number(t.log_probability) for t in infos],
-                "top_logprobs": [_with_own(t) for t in infos],
+                "top_logprobs": [self._top(t) for t in infos],
                 "text_offset": [t.offset for t in infos],
             }
         return {"text": text, "index": index, "logprobs": logprobs, "finish_reason": piece.finish}
+
+    def _top(self, token: TokenInfo) -> dict[str, float] | None:
+        """Return log-probabilities of the likeliest tokens and of the one that was taken: one more than asked for, like OpenAI's.
+
+        None: nothing came before the token.
+        """
+        value = _number(token.log_probability)
+        if value is None:
+            return None
+        found: dict[str, float] = {}
+        for other, p in [*(token.top or {}).items(), (token.token, value)]:
+            # Two tokens may have the same text, such as a letter and its byte: the likelier one's stays.
+            name = self.run.text.name(other)
+            found[name] = max(p, found.get(name, p))
+        return found
 
 
 class ChatAnswer(Answer):
@@ -242,23 +258,18 @@ class ChatAnswer(Answer):
         if not request.logprobs:
             return None
 
-        def one(text: str, value: float | None) -> dict[str, Any]:
-            return {"token": text, "logprob": _number(value), "bytes": list(text.encode())}
+        text = self.run.text
+
+        def one(token: int, value: float | None) -> dict[str, Any]:
+            # All tokens' bytes together are the content's, also where a character is split over several.
+            own = text.piece(token)
+            return {"token": text.name(token), "logprob": _number(value), "bytes": None if own is None else list(own)}
 
         content = [
-            one(t.text, t.log_probability) | {"top_logprobs": [one(name, p) for name, p in (t.top or {}).items()]}
+            one(t.token, t.log_probability) | {"top_logprobs": [one(other, p) for other, p in (t.top or {}).items()]}
             for t in piece.tokens
         ]
         return {"content": content, "refusal": None}
-
-
-def _with_own(token: TokenInfo) -> dict[str, float] | None:
-    """Return log-probabilities of the likeliest tokens and of the one that was taken: one more than asked for, like OpenAI's.
-
-    None: nothing came before the token.
-    """
-    value = _number(token.log_probability)
-    return None if value is None else {**(token.top or {}), token.text: value}
 
 
 def _number(value: float | None) -> float | None:
