@@ -96,3 +96,13 @@ def test_special_tokens_are_named_and_have_no_bytes(tmp_path: Path) -> None:
     (token,) = codec.encode("<|im_start|>")
     assert (codec.name(token), codec.piece(token)) == ("<|im_start|>", None)
     assert (codec.name(10**6), codec.piece(10**6)) == ("", b"")  # a row of a padded table
+
+
+def test_text_goes_on_behind_bytes_that_are_no_character(tmp_path: Path) -> None:
+    codec = byte_fallback(tmp_path)
+    odd = ["<0x3D>", "<0x80>", "<0x80>", "ll", "<0x80>", "\u2581h", "<0xE4>"]
+    stream = TextStream(codec)
+    pieces = [stream.push(codec.inner.convert_tokens_to_ids(token), -1.0)[0] for token in odd]
+    pieces.append(stream.finish("length"))
+    assert "".join(p.text for p in pieces) == "=\ufffd\ufffdll\ufffd h\ufffd"
+    assert [codec.inner.convert_ids_to_tokens(t.token) for p in pieces for t in p.tokens] == odd

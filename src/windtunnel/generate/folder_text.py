@@ -119,22 +119,31 @@ class _FolderDecoding:
     """
 
     def __init__(self, text: FolderText, before: int | None = None) -> None:
+        self._text, self._fast = text, text.fast
+        self._begin([] if before is None else [before])
+
+    def _begin(self, ids: list[int]) -> None:
         from tokenizers.decoders import DecodeStream
 
-        self._text, self._fast = text, text.fast
-        self._ids = [] if before is None else [before]
+        self._ids = ids
         self._sent = self._whole()
         # Anew for each token a text would take time with the square of its length.
-        self._stream = DecodeStream(ids=list(self._ids), skip_special_tokens=True)
+        self._stream = DecodeStream(ids=list(ids), skip_special_tokens=True)
 
     def push(self, token: int) -> str:
         self._ids.append(token)
         # A text may change backwards while a character is unfinished, hence U+FFFD at its end is waited for.
-        if self._fast is not None:
-            new = self._stream.step(self._fast, token) or ""
-        else:
+        if self._fast is None:
             whole = self._whole()
             new = "" if whole.endswith("\ufffd") else whole[len(self._sent) :]
+        else:
+            try:
+                new = self._stream.step(self._fast, token) or ""
+            except Exception:  # the library raises bare Exception
+                # Bytes that made characters, and were sent as such, became none by those behind them; this token is text again.
+                new = self._whole()[len(self._sent) :]
+                self._begin([token])
+                return new
         self._sent += new
         return new
 
