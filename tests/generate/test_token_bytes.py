@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from windtunnel.data import Characters
 from windtunnel.data.bpe import train_bpe
-from windtunnel.generate import OwnText, TextCodec, TextStream
+from windtunnel.generate import GenerationJob, OwnText, TextCodec, TextStream, load_source
 from windtunnel.generate.folder_text import FolderText
 
 TEXT = "h\u00e9llo \U0001f600 \u4f60\u597d"
@@ -106,3 +106,40 @@ def test_text_goes_on_behind_bytes_that_are_no_character(tmp_path: Path) -> None
     pieces.append(stream.finish("length"))
     assert "".join(p.text for p in pieces) == "=\ufffd\ufffdll\ufffd h\ufffd"
     assert [codec.inner.convert_ids_to_tokens(t.token) for p in pieces for t in p.tokens] == odd
+
+
+@pytest.mark.parametrize("make", [byte_fallback, words, word_pieces])
+@pytest.mark.parametrize("end", ["", "<s>"])
+def test_an_answer_keeps_the_space_between_it_and_its_prompt(
+    make: Callable[[Path], FolderText], end: str, tmp_path: Path
+) -> None:
+    codec = make(tmp_path)
+    prompt, answer = codec.encode(TEXT + end), codec.encode(TEXT.split()[0])
+    stream = TextStream(codec, before=prompt)
+    text = "".join(stream.push(token)[0].text for token in answer) + stream.finish("length").text
+    assert text == " " + TEXT.split()[0]
+    alone = TextStream(codec, before=[1])  # nothing that is text comes before
+    assert "".join(alone.push(token)[0].text for token in answer) + alone.finish("length").text == TEXT.split()[0]
+
+
+def test_an_answer_behind_a_part_of_a_character_is_read(tmp_path: Path) -> None:
+    codec = byte_level(tmp_path)
+    *prompt, last = codec.encode("\U0001f600")
+    stream = TextStream(codec, before=prompt)
+    ids = [last, *codec.encode("one")]
+    assert ("".join(stream.push(token)[0].text for token in ids) + stream.finish("length").text).endswith("one")
+
+
+def test_prompt_and_answer_together_are_what_the_tokens_say(tmp_path: Path) -> None:
+    tiny_llama(tmp_path)
+    codec = byte_fallback(tmp_path)
+    engine = load_source(tmp_path, device="cpu").generator
+    try:
+        prompt = codec.encode("h\u00e9llo")
+        jobs = [GenerationJob(tuple(prompt), 4, temperature=1.9, seed=seed) for seed in range(150)]
+        found = engine.generate(jobs)
+    finally:
+        engine.close()
+    whole = [(codec.decode([*prompt, *done.tokens]), "h\u00e9llo" + done.text) for done in found]
+    assert all(expected == text for expected, text in whole if "\ufffd" not in expected)
+    assert any(done.text.startswith(" ") for done in found)

@@ -103,7 +103,7 @@ class BatchedGenerator:
         now = time.monotonic()
         made = []
         for job in jobs:
-            text = TextStream(self.text, job.stop, job.include_stop)
+            text = TextStream(self.text, job.stop, job.include_stop, job.prompt)
             # Else the reader makes the text when it takes it, in one go, and the generator's thread saves the time.
             needed = bool(job.stop) or job.logprobs is not None
             ticket = Ticket(job, notify, stream and notify is not None, None if needed else text)

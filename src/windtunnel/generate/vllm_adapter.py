@@ -182,7 +182,7 @@ class VLLMGenerator:
 
     async def _generate(self, ticket: Ticket) -> None:
         job = ticket.job
-        text = TextStream(self.text, job.stop, job.include_stop)
+        text = TextStream(self.text, job.stop, job.include_stop, job.prompt)
         engine = await self._living()
         outputs = engine.generate(
             {"prompt_token_ids": list(job.prompt)},
