@@ -295,7 +295,8 @@ def test_a_text_that_cannot_be_made_leaves_the_others_theirs() -> None:
 )
 def test_a_solution_that_is_written_out_is_compared_by_its_end(tmp_path: Path, right: str, answer: str) -> None:
     (tmp_path / "r.py").write_text(
-        "def same(completions, answer, **kwargs):\n    return [float(c == a) for c, a in zip(completions, answer)]\n"
+        "def same(solution_str, ground_truth):\n    return float(solution_str == ground_truth)\n"
+        "def whole(completions, answer, **kwargs):\n    return [float(c == a) for c, a in zip(completions, answer)]\n"
     )
     math = GRPO(name="rl", rewards=[{"kind": "math", "where": "boxed"}])  # type: ignore[list-item]
     found = judged(math, prompt(right), f"So \\boxed{{{answer}}}", "So \\boxed{2}", "So \\boxed{3}")
@@ -303,6 +304,8 @@ def test_a_solution_that_is_written_out_is_compared_by_its_end(tmp_path: Path, r
     if "," not in right:
         function = GRPO(name="rl", rewards=[{"kind": "function", "function": f"{tmp_path / 'r.py'}:same"}])  # type: ignore[list-item]
         assert [one.total for one in judged(function, prompt(right), answer, "7")] == [1.0, 0.0]
+    whole = GRPO(name="rl", rewards=[{"kind": "function", "function": f"{tmp_path / 'r.py'}:whole"}])  # type: ignore[list-item]
+    assert [one.total for one in judged(whole, prompt(right), right, "7")] == [1.0, 0.0], "a column as the data have it"
 
 
 def test_judges_read_keys_within_the_record_and_functions_its_columns(tmp_path: Path) -> None:

@@ -31,12 +31,14 @@ from windtunnel.verify import (
 )
 from windtunnel.verify import broken as unknown
 
-from .judges import SUBJECT, Judges, Reward, as_text, prompt_text, right_of
+from .judges import SUBJECT, Judges, Reward, as_text, prompt_text, right_of, written_for
 from .published_tests import code_task
 
 if TYPE_CHECKING:
     from .cross_check import Checked
 
+AS_WRITTEN = ("answer", "solution")
+"""What TRL's rewards call the data's own right answer."""
 MOST_WORKERS = 32
 MOST_WAITING = 1 << 20
 
@@ -201,7 +203,9 @@ class Rewards(Judges):
         truth = right_of(prompt, source)
         function, form = self._functions[number], self._forms[number]
         if function is not None:
-            return FunctionVerifier(function[0], prompt_text(prompt), as_text(truth), function[1], truth, prompt.data)
+            # TRL gives columns as they are: rewards that were written for whole solutions find the answer in them themselves.
+            columns = dict.fromkeys(AS_WRITTEN, written_for(prompt, source)) | prompt.data
+            return FunctionVerifier(function[0], prompt_text(prompt), as_text(truth), function[1], truth, columns)
         if form is not None:
             return form
         if truth is None:
