@@ -27,8 +27,11 @@ stages:
 GSM8K = "First 2 and {0}.\nThat makes {0}.\n#### {0}"
 BOXED: list[dict[str, Any]] = [{"kind": "math", "where": "boxed"}]
 FUNCTIONS = """
-def good(completions, nums, answer, **kwargs):
-    return [float(nums[0] > 0 and answer[0] in completions[0])]
+def good(completions, nums, ground_truth, **kwargs):
+    return [float(nums[0] > 0 and ground_truth[0] in completions[0])]
+
+def named(completions, golden_answers, **kwargs):
+    return [float(any(one in completions[0] for one in golden_answers[0]))]
 
 def lost(completions, tests):
     return [1.0]
@@ -100,6 +103,8 @@ def test_what_nobody_could_learn_from_is_named(
 def test_functions_of_the_list_are_tried_with_the_columns_of_the_data() -> None:
     record = {"question": "How much is {0}?", "answer": GSM8K, "nums": 3}
     found = check(record, [function("good")])
+    assert found.facts == {"accepted": 3, "refused": 4}
+    found = check({"question": "Who is {0}?", "golden_answers": ["A {0}", "B {0}"]}, [function("named")])
     assert found.facts == {"accepted": 3, "refused": 4}
 
 

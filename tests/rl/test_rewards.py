@@ -317,7 +317,7 @@ def test_judges_read_keys_within_the_record_and_functions_its_columns(tmp_path: 
     assert [reward.total for reward in judged(function, one, "4", "2")] == [1.0, 0.0]
 
 
-PAIRS = [{"input": "2\n", "output": "3\n"}, {"input": "5\n", "output": "6\n"}]
+PAIRS: list[dict[str, Any]] = [{"input": "2\n", "output": "3\n"}, {"input": "5\n", "output": "6\n"}]
 PROGRAM, WRONG_PROGRAM = "print(int(input()) + 1)", "print(int(input()) + 2)"
 FUNCTION, WRONG_FUNCTION = "def add(x):\n    return x + 1", "def add(x):\n    return x + 2"
 CHECK = "METADATA = {}\n\n\ndef check(candidate):\n    assert candidate(1) == 2\n    assert candidate(5) == 6\n"

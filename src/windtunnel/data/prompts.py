@@ -54,6 +54,7 @@ class Prompt:
         prompt: the text, or the messages, as the record has it.
         answer: of the record; None where it has none.
         data: every other key of the record.
+        answer_key: where the record had the answer; None: nowhere, or it was generated.
     """
 
     number: int
@@ -61,6 +62,7 @@ class Prompt:
     prompt: str | list[Message]
     answer: Any
     data: dict[str, Any]
+    answer_key: str | None = None
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,8 @@ class PromptFile(ConversationFile):
         """Return one prompt with its record."""
         mapped, starts = self._lines
         record = json.loads(mapped[starts[number] : starts[number + 1]])
-        return Prompt(number, self.sample(number)[0], record["prompt"], record["answer"], record["data"])
+        ids = self.sample(number)[0]
+        return Prompt(number, ids, record["prompt"], record["answer"], record["data"], record.get("answer_key"))
 
 
 class PromptLoader:
@@ -176,7 +179,10 @@ def write_prompts(
                     continue
                 held_out = read.key < found.threshold
                 names.update([read.names] if read.names is not None else ())
-                line = json.dumps({"prompt": read.prompt, "answer": read.answer, "data": read.data}, ensure_ascii=True)
+                kept = {"prompt": read.prompt, "answer": read.answer, "data": read.data}
+                if read.names is not None:
+                    kept["answer_key"] = read.names[1]
+                line = json.dumps(kept, ensure_ascii=True)
                 written.add(NAMES[held_out], pack_ids(ids, np.zeros(len(ids), dtype=bool)), 1, len(line))
                 lines[held_out].write(line + "\n")
             done += len(batch)

@@ -204,7 +204,9 @@ class Rewards(Judges):
         function, form = self._functions[number], self._forms[number]
         if function is not None:
             # TRL gives columns as they are: rewards that were written for whole solutions find the answer in them themselves.
-            columns = dict.fromkeys(AS_WRITTEN, written_for(prompt, source)) | prompt.data
+            written = written_for(prompt, source)
+            named = {} if prompt.answer_key is None or source.key else {prompt.answer_key: written}
+            columns = dict.fromkeys(AS_WRITTEN, written) | prompt.data | named
             return FunctionVerifier(function[0], prompt_text(prompt), as_text(truth), function[1], truth, columns)
         if form is not None:
             return form
