@@ -344,3 +344,8 @@ def test_a_stage_that_is_left_alone_keeps_its_own_budget_and_what_it_sets() -> N
     assert own.budget.steps == 200
     assert own.data.corpus.kind == "prompts"
     assert not own.staged
+
+
+def test_a_key_of_another_kind_of_data_is_named_where_the_stage_has_it() -> None:
+    with pytest.raises(UserError, match=r"data of this kind has none.* stages\.rl\.set\.data\.corpus\.prompt_key$"):
+        load_recipe("grpo", ["stages.sft=null", "data.corpus.prompt_key=text"])

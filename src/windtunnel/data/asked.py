@@ -34,12 +34,12 @@ def asked(where: str, record: dict[str, Any], corpus: PromptCorpus) -> tuple[str
         names = ", ".join([corpus.prompt_key] if corpus.prompt_key is not None else PROMPT_KEYS)
         raise UserError(
             f"{where}: no key with a prompt ({names}); it has {shown_names(record)}",
-            "name it: --set data.corpus.prompt_key=KEY, or OUTER.INNER",
+            f"name it: {named('prompt_key')}",
         )
     # Data sets that were made for fine-tuning too have the whole conversation beside the question.
     key, prompt = next((one for one in there if not _is_answered(one[1])), there[0])
     if _is_answered(prompt):
-        fix = "leave that turn out, or name the key of the question alone: --set data.corpus.prompt_key=KEY"
+        fix = f"leave that turn out, or name the key of the question alone: {named('prompt_key')}"
         raise UserError(f"{where}: {key} ends with the assistant's turn, so nothing is asked", fix)
     if isinstance(prompt, list) and prompt:
         try:
@@ -53,6 +53,11 @@ def asked(where: str, record: dict[str, Any], corpus: PromptCorpus) -> tuple[str
     return key, prompt
 
 
+def named(key: str) -> str:
+    """Return how a key of the corpus is set, for messages: recipes of several stages have prompts in the stage rl alone."""
+    return f"--set data.corpus.{key}=KEY, or OUTER.INNER; of data that a stage has to itself stages.rl.set.data.corpus.{key}"
+
+
 def right_answer(where: str, record: dict[str, Any], corpus: PromptCorpus) -> tuple[str | None, Any]:
     """Return the name of a record's right answer and the answer; None where it has none.
 
@@ -62,7 +67,7 @@ def right_answer(where: str, record: dict[str, Any], corpus: PromptCorpus) -> tu
     if corpus.answer_key is not None:
         value = look_up(record, corpus.answer_key)
         if value is None and corpus.answer_key not in record:
-            fix = f"mend the record, or data.corpus.answer_key; it has {shown_names(record)}"
+            fix = f"mend the record, or {named('answer_key')}; it has {shown_names(record)}"
             raise UserError(f"{where}: no key {corpus.answer_key!r} with the answer", fix)
         return corpus.answer_key, _alone(value)
     for key in _spelt(record, ANSWER_KEYS):

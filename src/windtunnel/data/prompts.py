@@ -198,7 +198,7 @@ def write_prompts(
 def _named(names: tuple[str, str | None]) -> str:
     """Say where prompts and answers were found."""
     asked_at, answer = names
-    return f"prompts: {asked_at}; right answers: {answer or 'none; --set data.corpus.answer_key=KEY names them'}"
+    return f"prompts: {asked_at}; right answers: {answer or 'none; data.corpus.answer_key names where they are'}"
 
 
 def _chats(recipe: Recipe, corpus: PromptCorpus) -> bool:

@@ -76,7 +76,8 @@ def _line(start: str, parts: Path_, items: list[Any], model: type[BaseModel] | N
             names = [name for name, field in model.model_fields.items() if not field.exclude] if model else []
             if parts[0] == "stages" and len(parts) > 2 and parts[1] in stages:
                 stages = {parts[1]: stages[parts[1]]}
-            same = same_key(".".join(parts), first["input"], stages) or _of_recipe(parts) or _elsewhere(parts[-1], stages)
+            same = same_key(".".join(parts), first["input"], stages) or _of_recipe(parts) or _of_stage(parts, stages)
+            same = same or _elsewhere(parts[-1], stages)
             return f"{start}: unknown key; {same or _nearest(parts[-1], names, 0.6) or 'valid: ' + ', '.join(names)}"
         case "missing":
             return f"{start}: missing; it must be given, with what `windtunnel recipe --keys {parts[0]}` lists"
@@ -106,6 +107,17 @@ def _of_recipe(parts: Path_) -> str:
         return ""
     _, stage, name = parts
     return f"{name} is a key of the recipe itself, not of a stage; for this stage alone: stages.{stage}.set={{{name}...: ...}}"
+
+
+def _of_stage(parts: Path_, stages: Mapping[str, str]) -> str:
+    """Say that a key belongs to data of another kind, which some stage may have; nothing where there is no such key at all."""
+    from .keys import recipe_keys
+
+    path = ".".join(parts)
+    if parts[0] != "data" or not stages or path not in {key.path for group in recipe_keys() for key in group.keys}:
+        return ""
+    where = " or ".join(f"stages.{name}.set.{path}" for name in stages)
+    return f"data of this kind has none; where a stage has data of its own: {where}"
 
 
 def _elsewhere(name: str, stages: Mapping[str, str]) -> str:
