@@ -11,6 +11,7 @@ import pytest
 from windtunnel.check import CheckFailed, Evidence
 from windtunnel.rehearse.context import Context
 from windtunnel.rl.checks import asks_prompts, judges
+from windtunnel.verify.checks import loads
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -106,6 +107,19 @@ def test_functions_of_the_list_are_tried_with_the_columns_of_the_data() -> None:
     assert found.facts == {"accepted": 3, "refused": 4}
     found = check({"question": "Who is {0}?", "golden_answers": ["A {0}", "B {0}"]}, [function("named")])
     assert found.facts == {"accepted": 3, "refused": 4}
+
+
+def test_the_checks_of_one_reward_give_it_the_columns_of_the_data(tmp_path: Path) -> None:
+    check({"question": "How much is {0}?", "answer": "{0}", "nums": 3}, BOXED)
+    tried = {}
+    for name in ("good", "lost"):
+        context = Context("asked.yaml", (f"stages.rl.reward=rewards.py:{name}",), ("H100",), tmp_path)
+        try:
+            tried[name] = loads(context, lambda text: None).text
+        except CheckFailed as error:
+            tried[name] = str(error)
+    assert "imported" in tried["good"]
+    assert "'tests' is none of those that are known; columns of the record: nums" in tried["lost"]
 
 
 def test_a_few_records_that_nobody_can_judge_are_a_warning() -> None:

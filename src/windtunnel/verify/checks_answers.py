@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from windtunnel.check import CheckFailed, Context, Evidence, Findings, Say
-from windtunnel.recipe import ArithmeticCorpus, Recipe
+from windtunnel.recipe import ArithmeticCorpus, PromptCorpus, Recipe
 
+from .reward_child import ANSWER, TRUTHS
 from .reward_process import CALL_SECONDS, Reply, Reward, RewardFailed, RewardProcess, find_reward
 
 # The recipe's reward as a process that can be asked, and the examples it is judged by.
@@ -38,9 +39,21 @@ def reward_of(context: Context) -> Reward:
 def open_reward(context: Context, call_seconds: float = CALL_SECONDS) -> RewardProcess:
     """Return the reward, loaded. Raises CheckFailed when it cannot be."""
     try:
-        return reward_of(context).open(context.folder, call_seconds=call_seconds)
+        return reward_of(context).open(context.folder, call_seconds=call_seconds, record=_columns(context))
     except RewardFailed as error:
         raise CheckFailed(error.message, error.fix) from None
+
+
+def _columns(context: Context) -> dict[str, Any]:
+    """Return the columns of a prompt of the recipe's files, which a reward may ask for by name; none where there are no files."""
+    corpus = context.recipe.data.corpus
+    if not isinstance(corpus, PromptCorpus) or not corpus.files:
+        return {}
+    prompt = context.prepared.train.prompt(0)  # type: ignore[attr-defined]
+    columns: dict[str, Any] = dict(prompt.data)
+    if prompt.answer_key is not None and prompt.answer_key not in (ANSWER, *TRUTHS):  # these are the example's own
+        columns[prompt.answer_key] = prompt.answer
+    return columns
 
 
 def examples(context: Context) -> list[Example]:

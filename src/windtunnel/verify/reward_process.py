@@ -91,14 +91,16 @@ class Reward:
     def __str__(self) -> str:
         return str(self.plugin) if self.plugin else f"{self.key} {self.file}"
 
-    def open(self, folder: Path, *, call_seconds: float = CALL_SECONDS, log: str = LOG) -> RewardProcess:
+    def open(
+        self, folder: Path, *, call_seconds: float = CALL_SECONDS, log: str = LOG, record: Mapping[str, Any] | None = None
+    ) -> RewardProcess:
         """Load it in a process of its own. Raises RewardFailed. See `RewardProcess` for the arguments."""
         if not self.file.is_file():
             what = "is a directory" if self.file.is_dir() else f"does not exist (looked in {Path.cwd()})"
             fix = "give the file's path from the recipe's folder, and ship it with the job"
             raise RewardFailed(f"{self.key}: {self.file} {what}", fix)
         try:
-            return RewardProcess(self.file, self.function, folder, call_seconds=call_seconds, log=log)
+            return RewardProcess(self.file, self.function, folder, call_seconds=call_seconds, log=log, record=record)
         except RewardFailed as error:
             raise RewardFailed(f"{self}: {error.message}", error.fix) from None
 
@@ -131,6 +133,7 @@ class RewardProcess:
     Args:
         file, function: the plug-in. folder: gets its log. call_seconds: most a call may take.
         memory: bytes that it and its children may use. log: name of the file to whose end goes what it prints.
+        record: columns of calls that come without any.
 
     Raises:
         RewardFailed: it cannot be imported, or has no such function.
@@ -138,9 +141,9 @@ class RewardProcess:
 
     def __init__(
         self, file: Path, function: str, folder: Path, *, call_seconds: float = CALL_SECONDS, memory: int = MEMORY_BYTES,
-        log: str = LOG,
+        log: str = LOG, record: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        self.file, self.function, self.log = file, function, folder / log
+        self.file, self.function, self.log, self._record = file, function, folder / log, record or {}
         self.import_seconds, self.starts = 0.0, 0
         self._call_seconds, self._memory = call_seconds, memory
         self._mark = uuid.uuid4().hex
@@ -180,7 +183,8 @@ class RewardProcess:
         self._note_log()
         right = truth if right is None else right
         request = {
-            "id": self._number, "prompt": prompt, "answer": answer, "truth": truth, "right": right, "record": dict(record or {})
+            "id": self._number, "prompt": prompt, "answer": answer, "truth": truth, "right": right,
+            "record": dict(record or self._record),
         }  # fmt: skip
         began = time.monotonic()
         with contextlib.suppress(OSError):  # it died meanwhile: reading says so
