@@ -115,6 +115,8 @@ def test_bos_ends_the_text() -> None:
             engine._decoder._model.head.weight.zero_()
         # All logits are equal: greedy takes the first token, which is BOS.
         assert run(engine, GenerationJob(ids("H5+"), 40, temperature=0)) == ("", "stop")
+        (on,) = engine.generate([GenerationJob(ids("H5+"), 12, temperature=0, past_ends=True)])
+        assert (on.text, on.finish, on.tokens) == ("", "length", (0,) * 12)
 
 
 def test_the_context_is_a_limit() -> None:

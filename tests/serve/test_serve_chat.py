@@ -83,6 +83,18 @@ def test_who_asks_changes_nothing(client: openai.OpenAI) -> None:
     assert told.choices == client.chat.completions.create(**given).choices
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_load_generators_get_as_many_tokens_as_they_ask_for(client: openai.OpenAI, stream: bool) -> None:
+    """As guidellm asks: `ignore_eos`, no stop, usage in every event."""
+    for seed in range(8):  # of these random answers some end sooner
+        given = {"model": "tiny-chat", "messages": HELLO, "max_completion_tokens": 48, "seed": seed, "temperature": 2.0}
+        more = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}} if stream else {}
+        answer = client.chat.completions.create(**given, stop=None, stream=stream, extra_body={"ignore_eos": True, **more})
+        parts = list(answer) if stream else [answer]
+        assert parts[-1].usage.completion_tokens == 48
+        assert next(p.choices[0].finish_reason for p in parts if p.choices and p.choices[0].finish_reason) == "length"
+
+
 def test_log_probabilities_and_stops(client: openai.OpenAI) -> None:
     arguments = {"model": "tiny-chat", "messages": HELLO, "max_tokens": 12, "temperature": 0}
     answer = client.chat.completions.create(**arguments, logprobs=True, top_logprobs=3)

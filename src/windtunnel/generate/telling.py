@@ -131,7 +131,8 @@ class Teller:
         ticket = sequence.ticket
         # A flight may be longer than what is left to say.
         tokens = tokens[: max(1, sequence.most - len(ticket.tokens))]
-        ended = next((i for i, token in enumerate(tokens) if token in self._text.ends), None)
+        ends = () if sequence.job.past_ends else self._text.ends
+        ended = next((i for i, token in enumerate(tokens) if token in ends), None)
         taken = tokens if ended is None else tokens[: ended + 1]
         if logs is not None:
             self._keep(sequence, taken, logs[: len(taken)])
@@ -157,7 +158,7 @@ class Teller:
         if job.max_tokens == 0:
             self.finish(sequence, "length")
             return
-        if token in self._text.ends:
+        if token in self._text.ends and not job.past_ends:
             self.finish(sequence, "stop")
             return
         ticket.tokens.append(token)

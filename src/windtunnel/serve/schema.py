@@ -41,6 +41,7 @@ class Sampled(_Strict):
     temperature: float = Field(1.0, ge=0, le=2)
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=0, le=1_000_000, description="0: off (not in OpenAI's API)")
+    ignore_eos: bool = Field(False, description="say max_tokens tokens, whatever they are (vLLM's; load generators ask for it)")
     n: int = Field(1, ge=1, le=128)
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -262,8 +263,9 @@ def _prepare_chat(request: ChatRequest, generator: Generator, limits: Serve) -> 
 
 def _jobs(request: Sampled, ids: tuple[int, ...], max_tokens: int, seed: int, **wanted: Any) -> list[GenerationJob]:
     """Return a job for each choice of one prompt, each with a seed of its own."""
+    drawn = request.temperature, request.top_p, request.top_k
     return [
-        GenerationJob(ids, max_tokens, request.temperature, request.top_p, request.top_k, seed + i, request.stops, **wanted)
+        GenerationJob(ids, max_tokens, *drawn, seed + i, request.stops, past_ends=request.ignore_eos, **wanted)
         for i in range(request.n)
     ]
 
