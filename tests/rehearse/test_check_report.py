@@ -234,6 +234,19 @@ def test_nothing_is_ready_that_training_would_refuse(tmp_path: Path, rehearsed: 
     assert "ready but for what is not here" in write_page(made, tmp_path / "report.html").read_text()
 
 
+@pytest.mark.parametrize(
+    ("limit", "price", "asked"), [("dollars=5", None, True), ("dollars=5", 1.2, False), ("hours=5", None, False)]
+)
+def test_training_by_dollars_asks_for_a_price_where_none_is_known(
+    tmp_path: Path, limit: str, price: float | None, asked: bool
+) -> None:
+    context = Rehearsal("charlm", (f"budget.{limit}",), ("8xH100",), tmp_path)
+    context.here = replace(parse_rig("g5.xlarge"), dollars_per_hour=price)
+    made = replace(report(tmp_path, outcome("ok")), context=context)
+    wanted = "windtunnel train charlm --set seed=2"
+    assert made.next_command == wanted + (" --price DOLLARS_AN_HOUR" if asked else "")
+
+
 def test_a_failure_weighs_more_than_what_is_lacking(tmp_path: Path) -> None:
     made = replace(report(tmp_path, outcome("fail"), outcome("skip", lacks=WEIGHTS)), named=True)
     assert made.exit_code == 1

@@ -171,8 +171,15 @@ class Readiness:
         if self._fetches:
             return " && ".join(command for _, command in self.lacks)
         verb = further if self.holds else again
-        rigs = () if verb == "train" else tuple(word for name in self._where_it_fits() for word in ("--on", name))
+        if verb == "train":
+            return shlex.join(["windtunnel", verb, *self.called, *self._price()])
+        rigs = tuple(word for name in self._where_it_fits() for word in ("--on", name))
         return shlex.join(["windtunnel", verb, *self.called, *rigs])
+
+    def _price(self) -> tuple[str, ...]:
+        """Return what `windtunnel train` refuses a limit in dollars without, where nothing says what this machine costs."""
+        counted = self.recipe is not None and self.recipe.budget.dollars is not None
+        return ("--price", "DOLLARS_AN_HOUR") if counted and self.context.here.dollars_per_hour is None else ()
 
     @property
     def next_place(self) -> str:
