@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,7 @@ def trl(case: Case, folder: Path) -> dict[str, Any]:
         lengths = [len(row["input_ids"]) for row in trainer.train_dataset]
         share = sum(lengths[: case.steps * case.batch]) / (len(lengths[: case.steps * case.batch]) * case.sequence)
     versions = {"torch": torch.__version__, "transformers": transformers.__version__, "attention": case.attention}
+    versions |= {"trl": version("trl"), "liger": version("liger-kernel") if cuda else None}
     return clock.report(share) | curve | versions
 
 
