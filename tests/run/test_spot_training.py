@@ -1,12 +1,13 @@
 """Training on a machine that is about to be taken away: told as each provider tells it, and ended when its notice is over."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -22,11 +23,34 @@ from windtunnel.run import NOTICE_SECONDS, NOTICE_VARIABLE, MetricsReader, RunFo
 pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(900)]
 
 
+TUNED = """
+name: tiny
+model: {kind: huggingface, config: CONFIG, sequence: 32}
+data: {corpus: {kind: arithmetic, documents: 3000, digits: 1, terms: 2}, validation: 0.05}
+stages:
+  sft: {batch_tokens: 256, micro_batch: 4, validate_every: 1000000 steps, validation_tokens: 1024, compile: false}
+budget: {steps: 1000000}
+checkpoints: {keep_last: 2, keep_hourly: false}
+"""
+LLAMA = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 256, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+def write_tuned(folder: Path) -> Path:
+    """Write a recipe that fine-tunes a tiny Hugging Face model; returns its file."""
+    config, recipe = folder / "config.json", folder / "tiny.yaml"
+    config.write_text(json.dumps(LLAMA))
+    recipe.write_text(TUNED.replace("CONFIG", str(config)))
+    return recipe
+
+
 class Training:
     """A run as a user starts it. Attributes: process: the command. run: its folder, once it has one."""
 
-    def __init__(self, place: Path, notice: str) -> None:
-        write_tiny(place)
+    def __init__(self, place: Path, notice: str, write: Callable[[Path], Path] = write_tiny) -> None:
+        write(place)
         self._root = place / "runs"
         command = [sys.executable, "-m", "windtunnel", "train", "tiny.yaml", "--yes", "--root", str(self._root)]
         # Saved seldom: what is there at the end was saved for the notice.
@@ -74,12 +98,14 @@ def trainings() -> Iterator[list[Training]]:
         training.take_away()
 
 
-@pytest.mark.parametrize("provider", ["aws", "gcp", "azure"])
+@pytest.mark.parametrize(
+    ("provider", "write"), [("aws", write_tiny), ("gcp", write_tiny), ("azure", write_tiny), ("gcp", write_tuned)]
+)
 def test_a_notice_ends_training_with_everything_saved_before_it_is_over(
-    provider: str, tmp_path: Path, trainings: list[Training]
-) -> None:  # fmt: skip
+    provider: str, write: Callable[[Path], Path], tmp_path: Path, trainings: list[Training]
+) -> None:
     with metadata_server() as metadata:
-        training = Training(tmp_path, f"{provider}@http://127.0.0.1:{metadata.server_port}")
+        training = Training(tmp_path, f"{provider}@http://127.0.0.1:{metadata.server_port}", write)
         trainings.append(training)
         then, told_at = training.step(), time.monotonic()
         assert training.saved() < then
