@@ -334,22 +334,35 @@ def test_stages_that_will_not_run_are_not_asked_about(job: StagesJob, tmp_path: 
     assert not any("together" in text for text in job.said)
 
 
+SFT_THEN_RL = (
+    "model={kind: huggingface, config: smollm2-135m, sequence: 64}", "stages.first=null", "stages.second=null",
+    "stages.sft={batch_tokens: 512, budget: {steps: 2}}",
+    "stages.rl={prompts: 2, samples: 2, prompt_tokens: 8, answer_tokens: 8, reward: exact, budget: {steps: 2}, "
+    "set: {data.corpus: {kind: prompts, arithmetic: {}}}}",
+)  # fmt: skip
+
+
 def test_judges_of_a_later_stage_are_tried_before_the_first_begins(job: StagesJob, tmp_path: Path) -> None:
     judge = tmp_path / "judge.py"
-    sets = (
-        "model={kind: huggingface, config: smollm2-135m, sequence: 64}", "stages.first=null", "stages.second=null",
-        "stages.sft={batch_tokens: 512, budget: {steps: 2}}",
-        f"stages.rl={{prompts: 2, samples: 2, prompt_tokens: 8, answer_tokens: 8, reward: '{judge}:score', budget: {{steps: 2}}, "
-        "set: {data.corpus: {kind: prompts, arithmetic: {}}}}",
-    )  # fmt: skip
     path = tmp_path / "judged.yaml"
     path.write_text(TWO)
-    job.recipe = load_recipe(path, sets)
+    job.recipe = load_recipe(path, [*SFT_THEN_RL, f"stages.rl.reward={judge}:score"])
     assert "judge.py does not exist" in refused(job).message
     judge.write_text("def score(prompt, answer, truth):\n    return 1.0\n")
     assert job.go() == 0
     assert job.names == ["sft", "rl"]
     judge.unlink()
+    assert job.go(stage="sft") == 0, "the stage after it is not asked for"
+
+
+def test_vllm_for_a_later_stage_is_asked_for_before_the_first_begins(
+    job: StagesJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WINDTUNNEL_VLLM_PYTHON", str(tmp_path / "none"))
+    path = tmp_path / "answered.yaml"
+    path.write_text(TWO)
+    job.recipe = load_recipe(path, [*SFT_THEN_RL, "stages.rl.engine=vllm"])
+    assert "there is no such program" in refused(job).message
     assert job.go(stage="sft") == 0, "the stage after it is not asked for"
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from windtunnel.plan import PlannedStage, StagedPlan, depth_warnings, hours_text, plan_stages, refuse
 from windtunnel.recipe import GRPO, Recipe, UserError
 
-from .prepare import Say, rig_of
+from .prepare import Say, require_vllm_here, rig_of
 from .stage_runs import StageRun
 from .trainable import Options
 
@@ -24,7 +24,7 @@ def look_ahead(recipe: Recipe, numbers: range, before: StageRun | None, options:
 
     Raises:
         UserError: one of them does not fit or cannot be paid, the first such is told of; a confirmation is missing; or the
-            judges of a later stage do not work on this machine.
+            judges of a later stage do not work on this machine, or it asks for a vLLM that is not here.
     """
     rig = rig_of(options)
     if recipe.budget.dollars is not None and rig.dollars_per_hour is None:
@@ -48,9 +48,12 @@ def look_ahead(recipe: Recipe, numbers: range, before: StageRun | None, options:
             say(f"warn: {warning}")
     # The stage that starts now tries its own when it starts; later ones would fail after hours that were paid for. On Ray answers
     # are judged where learners are: a machine with a GPU, which the stages before need, is one of those.
-    for later in recipe.training[numbers.start + 1 : numbers.stop]:
-        if isinstance(later, GRPO) and (later.placement == "local" or rig.gpu is not None):
-            _try_judges(later, say)
+    later = [one for one in recipe.training[numbers.start + 1 : numbers.stop] if isinstance(one, GRPO)]
+    for rl in later:
+        require_vllm_here(rl)
+    for rl in later:
+        if rl.placement == "local" or rig.gpu is not None:
+            _try_judges(rl, say)
 
 
 def _try_judges(stage: GRPO, say: Say) -> None:

@@ -23,7 +23,7 @@ from windtunnel.data import (
 )
 from windtunnel.model import LOST_BASE, derive, describe_base, hf_shape, loses_base
 from windtunnel.plan import Plan, count_text, hours_text, make_plan, other_engine, refuse, resolve, without_effect
-from windtunnel.recipe import Budget, GPTModel, HuggingFaceModel, Recipe, UserError
+from windtunnel.recipe import GRPO, Budget, GPTModel, HuggingFaceModel, Recipe, UserError
 from windtunnel.rig import Rig, detect_rig
 from windtunnel.run import Messenger, RunFolder, newest_run
 
@@ -48,7 +48,7 @@ def prepare_run(recipe: Recipe, options: Options, say: Say) -> RunFolder:
     """
     # In the order of what it costs to find out: seconds first, minutes of preparing data behind them.
     require_trainable(recipe)
-    _require_vllm_here(recipe)
+    require_vllm_here(recipe.rl)
     existing = _existing(recipe, options)
     if existing is not None:
         recipe = _to_go_on(existing, recipe, say)
@@ -96,9 +96,9 @@ def prepare_run(recipe: Recipe, options: Options, say: Say) -> RunFolder:
     return run
 
 
-def _require_vllm_here(recipe: Recipe) -> None:
+def require_vllm_here(stage: GRPO | None) -> None:
     """Refuse engines of vLLM where this machine is to run them and has none; a cluster's nodes are asked when they are joined."""
-    if recipe.rl is not None and recipe.rl.engine == "vllm" and recipe.rl.placement == "local":
+    if stage is not None and stage.engine == "vllm" and stage.placement == "local":
         from windtunnel.rl import require_vllm
 
         require_vllm()
