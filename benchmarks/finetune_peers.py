@@ -163,8 +163,8 @@ def trl(case: Case, folder: Path) -> dict[str, Any]:
     if packing:  # its own packs are counted
         lengths = [len(row["input_ids"]) for row in trainer.train_dataset]
         share = sum(lengths[: case.steps * case.batch]) / (len(lengths[: case.steps * case.batch]) * case.sequence)
-    versions = {"torch": torch.__version__, "transformers": transformers.__version__, "attention": case.attention}
-    versions |= {"trl": version("trl"), "liger": version("liger-kernel") if cuda else None}
+    versions: dict[str, str | None] = {"torch": torch.__version__, "transformers": transformers.__version__}
+    versions |= {"attention": case.attention, "trl": version("trl"), "liger": version("liger-kernel") if cuda else None}
     return clock.report(share) | curve | versions
 
 
