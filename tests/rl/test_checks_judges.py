@@ -88,7 +88,7 @@ ASKED = {"question": "How much is {0}?", "answer": "{0}"}
         ({"question": "{0}?", "result": {"is": "{0}"}}, BOXED, "has no answer, which rewards of kind math need", "result.is"),
         (ASKED | {"answer": "a proof of {"}, BOXED, "nothing is known: math task", "answer_key"),
         (ASKED, [BOXED[0] | {"of": "mathematics"}], "whose record has no subject", "without `of`"),
-        ({"question": "{0}?", "nums": [1]}, [function("lost")], "'tests' is none .*: nums", "nums"),
+        ({"question": "{0}?", "nums": [1]}, [function("lost")], "'tests' is none .*: answer, nums, solution", "nums"),
         (ASKED, [*BOXED, function("breaks")], r"rewards\.py:breaks: of an answer .* ZeroDivisionError", ""),
         ({"question": "{0}?", "tests": "none"}, [{"kind": "code", "key": "tests"}], "nothing is known: there is no", "tests"),
     ],
