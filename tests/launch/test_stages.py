@@ -10,139 +10,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from stages_job import AGAIN, TWO, StagesJob, only, refused
 from waiting import HANG
 from zygote import windtunnel
 
-from windtunnel.launch import Options, StageReport, run_stages, stages
 from windtunnel.recipe import Recipe, UserError, load_recipe, stage_recipe
-from windtunnel.run import Metrics, MetricsReader, RunFolder, list_runs
+from windtunnel.run import MetricsReader, RunFolder, list_runs
 
 pytestmark = pytest.mark.end_to_end
-
-AGAIN = "windtunnel train two.yaml"
-TWO = """\
-name: two
-model: {depth: 1, aspect: 32, head_dim: 32, sequence: 32}
-data:
-  corpus: {kind: arithmetic, documents: 2000}
-  validation: 0.05
-stages:
-  first:
-    kind: pretrain
-    batch_tokens: 512
-    validate_every: 20 steps
-    validation_tokens: 2000
-    optimizer: {matrix_lr: 0.01}
-    budget: {steps: 40}
-    gates: {}
-  second:
-    kind: pretrain
-    init_from: random
-    batch_tokens: 512
-    validate_every: 20 steps
-    validation_tokens: 2000
-    optimizer: {matrix_lr: 0.01}
-    budget: {steps: 20}
-    set:
-      model.depth: 2
-  evaluate: {samples: 0}
-"""
-
-
-class Silent:
-    """A view that only remembers what was said."""
-
-    def __init__(self, said: list[str]) -> None:
-        self.said = said
-
-    def update(self, snapshot: Any) -> None:
-        """Nothing."""
-
-    def say(self, text: str) -> None:
-        self.said.append(text)
-
-    def close(self) -> None:
-        """Nothing."""
-
-
-@dataclass
-class StagesJob:
-    """Runs the stages with a trainer that only writes down what was asked for and a loss that falls, or not."""
-
-    recipe: Recipe
-    root: Path
-    falls: bool = True
-    codes: list[int] = field(default_factory=list)
-    seconds: float = 3600.0
-    started: list[tuple[str | None, Path | None]] = field(default_factory=list)
-    recipes: list[Recipe] = field(default_factory=list)
-    reports: list[StageReport] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)
-
-    def train(self, recipe: Recipe, options: Options, view: Any, **_: Any) -> tuple[int, Path]:
-        self.started.append((recipe.stage, options.run))
-        self.recipes.append(recipe)
-        code = self.codes.pop(0) if self.codes else 0
-        run = RunFolder.open(options.run, recipe, write=True) if options.run else None
-        if run is None:
-            run = RunFolder.create(self.root, recipe, rig={"gpu": None}, plan={"layout": {"batch_tokens": 512}})
-            if options.before is not None:
-                run.update(before=dict(options.before))
-        with run, Metrics(run.metrics_path) as metrics:
-            for step in range(1, 41):
-                metrics.log(step, {"loss": 3.0 - (step if self.falls else -step) / 100})
-            run.spent_path.write_text(json.dumps({"seconds": self.seconds, "dollars": 10.0}))
-            run.update(exit_code=code)
-            run.finish("done" if code == 0 else "stopped", "test")
-        return code, run.path
-
-    def go(self, stage: str | None = None, **options: Any) -> int:
-        self.started.clear()
-        self.recipes.clear()
-        return run_stages(
-            self.recipe,
-            Options(root=self.root, yes=True, price=1.0, **options),
-            lambda: Silent(self.said),
-            self.reports.append,
-            stage=stage,
-            again=AGAIN,
-        )
-
-    @property
-    def names(self) -> list[str | None]:
-        return [name for name, _ in self.started]
-
-
-@pytest.fixture
-def recipe(tmp_path: Path) -> Recipe:
-    path = tmp_path / "two.yaml"
-    path.write_text(TWO)
-    return load_recipe(path)
-
-
-@pytest.fixture
-def job(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StagesJob:
-    made = StagesJob(recipe, tmp_path / "runs")
-    monkeypatch.setattr(stages, "train_run", made.train)
-    return made
-
-
-def refused(job: StagesJob, stage: str | None = None, **options: Any) -> UserError:
-    with pytest.raises(UserError) as caught:
-        job.go(stage, **options)
-    assert caught.value.exit_code == 2
-    assert not job.started
-    return caught.value
-
-
-def only(job: StagesJob, stage: str) -> Path:
-    (path,) = [run.path for run in list_runs(job.root) if run.stage == stage]
-    return path
 
 
 def test_stages_follow_one_another_when_gates_hold(job: StagesJob) -> None:
@@ -288,105 +167,6 @@ def test_a_change_of_the_later_stage_alone_counts(job: StagesJob, tmp_path: Path
 
 def test_an_unknown_stage_is_refused(job: StagesJob) -> None:
     assert "did you mean --stage second?" in str(refused(job, "secnd"))
-
-
-def test_money_and_time_are_for_all_stages(job: StagesJob, tmp_path: Path) -> None:
-    job.recipe = load_recipe(tmp_path / "two.yaml", ["budget.hours=5", "budget.dollars=12"])
-    assert job.go() == 0
-    assert [(r.budget.hours, r.budget.dollars) for r in job.recipes] == [(5.0, 12.0), (4.0, 2.0)]
-    assert job.go("second", resume=True) == 0
-    assert job.recipes[0].budget.dollars == 2.0
-
-
-def test_a_stage_that_nothing_is_left_for_does_not_begin(job: StagesJob, tmp_path: Path) -> None:
-    job.recipe = load_recipe(tmp_path / "two.yaml", ["budget.hours=5"])
-    job.seconds = 5 * 3600
-    assert job.go() == 3
-    assert job.names == ["first"]
-    assert any("budget.hours is for all stages and is spent" in text for text in job.said)
-
-
-def test_stages_that_cannot_be_paid_are_refused_before_the_first_begins(job: StagesJob, tmp_path: Path) -> None:
-    job.recipe = load_recipe(tmp_path / "two.yaml", ["budget.hours=0.1", "stages.first.budget.steps=100000000"])
-    error = refused(job)
-    assert "stage second, which follows, does not fit" in error.message
-    assert "pays for all stages" in str(error.fix)
-
-
-def test_what_a_later_stage_asks_to_be_confirmed_is_asked_first(job: StagesJob, tmp_path: Path) -> None:
-    job.recipe = load_recipe(tmp_path / "two.yaml", ["stages.second.budget.steps=100000"])
-    with pytest.raises(UserError, match=r"second: .* epochs over the data"):
-        run_stages(job.recipe, Options(root=job.root), lambda: Silent([]), job.reports.append)
-    assert not job.started
-
-
-TOO_LONG = "model.sequence=16777216"
-"""Tokens: attention over so many fits no machine."""
-
-
-def test_stages_that_will_not_run_are_not_asked_about(job: StagesJob, tmp_path: Path) -> None:
-    """Alone, the first stage runs whatever the second would need, cost or ask for."""
-    for change in (f"stages.second.set.{TOO_LONG}", "stages.second.budget.steps=100000"):
-        job.recipe = load_recipe(tmp_path / "two.yaml", [change])
-        assert job.go("first") == 0
-        assert job.names == ["first"]
-    assert run_stages(job.recipe, Options(root=job.root), lambda: Silent([]), job.reports.append, stage="first") == 0
-    assert not any("together" in text for text in job.said)
-
-
-SFT_THEN_RL = (
-    "model={kind: huggingface, config: smollm2-135m, sequence: 64}", "stages.first=null", "stages.second=null",
-    "stages.sft={batch_tokens: 512, budget: {steps: 2}}",
-    "stages.rl={prompts: 2, samples: 2, prompt_tokens: 8, answer_tokens: 8, reward: exact, budget: {steps: 2}, "
-    "set: {data.corpus: {kind: prompts, arithmetic: {}}}}",
-)  # fmt: skip
-
-
-def test_judges_of_a_later_stage_are_tried_before_the_first_begins(job: StagesJob, tmp_path: Path) -> None:
-    judge = tmp_path / "judge.py"
-    path = tmp_path / "judged.yaml"
-    path.write_text(TWO)
-    job.recipe = load_recipe(path, [*SFT_THEN_RL, f"stages.rl.reward={judge}:score"])
-    assert "judge.py does not exist" in refused(job).message
-    judge.write_text("def score(prompt, answer, truth):\n    return 1.0\n")
-    assert job.go() == 0
-    assert job.names == ["sft", "rl"]
-    judge.unlink()
-    assert job.go(stage="sft") == 0, "the stage after it is not asked for"
-
-
-def test_vllm_for_a_later_stage_is_asked_for_before_the_first_begins(
-    job: StagesJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WINDTUNNEL_VLLM_PYTHON", str(tmp_path / "none"))
-    path = tmp_path / "answered.yaml"
-    path.write_text(TWO)
-    job.recipe = load_recipe(path, [*SFT_THEN_RL, "stages.rl.engine=vllm"])
-    assert "there is no such program" in refused(job).message
-    assert job.go(stage="sft") == 0, "the stage after it is not asked for"
-
-
-def test_the_first_stage_that_does_not_fit_is_told_of(job: StagesJob, tmp_path: Path) -> None:
-    job.recipe = load_recipe(tmp_path / "two.yaml", [f"stages.second.set.{TOO_LONG}"])
-    error = refused(job)
-    assert "stage second, which follows, does not fit" in error.message
-    assert str(error.fix).endswith("--stage first")
-    job.recipe = load_recipe(tmp_path / "two.yaml", [TOO_LONG])
-    for stage in (None, "first"):
-        error = refused(job, stage)
-        assert "stage first does not fit" in error.message
-        assert "--stage" not in str(error.fix)
-    job.recipe = load_recipe(tmp_path / "two.yaml", ["budget.hours=0.0001"])
-    assert "stage first does not fit rig here: budget.hours ends before the first step" in refused(job).message
-
-
-def test_a_stage_alone_has_what_the_run_before_it_left_not_what_was_planned(job: StagesJob, tmp_path: Path) -> None:
-    """The first was planned to take all of the hours, and took one."""
-    budget = ["budget.hours=1.5", "stages.first.budget.steps=40000000"]
-    job.recipe = load_recipe(tmp_path / "two.yaml", budget)
-    assert job.go("first") == 0
-    assert job.go("second") == 0
-    assert job.recipes[0].budget.hours == 0.5
 
 
 def test_a_stage_without_gates_is_told_of_before_the_next_begins(job: StagesJob, tmp_path: Path) -> None:
