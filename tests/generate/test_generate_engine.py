@@ -115,7 +115,7 @@ def test_bos_ends_the_text() -> None:
             engine._decoder._model.head.weight.zero_()
         # All logits are equal: greedy takes the first token, which is BOS.
         assert run(engine, GenerationJob(ids("H5+"), 40, temperature=0)) == ("", "stop")
-        (on,) = engine.generate([GenerationJob(ids("H5+"), 12, temperature=0, past_ends=True)])
+        (on,) = engine.generate([GenerationJob(ids("H5+"), 12, temperature=0, ignore_ends=True)])
         assert (on.text, on.finish, on.tokens) == ("", "length", (0,) * 12)
 
 

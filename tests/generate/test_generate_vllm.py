@@ -92,7 +92,7 @@ def test_tokens_become_text_and_ends_are_told() -> None:
     (stopped,) = generator.generate([GenerationJob(ids("H"), 100, stop=("56",))])
     assert (stopped.text, stopped.finish) == ("01234", "stop")
     assert sampling_keywords(GenerationJob((1,), 5), frozenset({2}))["stop_token_ids"] == [2]
-    endless = sampling_keywords(GenerationJob((1,), 5, past_ends=True), frozenset({2}))
+    endless = sampling_keywords(GenerationJob((1,), 5, ignore_ends=True), frozenset({2}))
     assert (endless["stop_token_ids"], endless["ignore_eos"]) == ([], True)
     generator.close()
     assert engine.shut

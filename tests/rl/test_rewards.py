@@ -20,7 +20,7 @@ from windtunnel.evaluate import Completion
 from windtunnel.recipe import GRPO, UserError
 from windtunnel.rl import Reward, Rewards, train_policy
 from windtunnel.rl.cross_check import CrossChecks
-from windtunnel.rl.judges import AsTheyEnd, PromptQuestion
+from windtunnel.rl.judges import EarlyJudging, PromptQuestion
 from windtunnel.verify import find_reward, selftest
 from windtunnel.verify.probes import PROBES
 from windtunnel.verify.reward_process import HUNG_IN_ROW
@@ -260,7 +260,7 @@ def test_answers_that_end_together_get_their_texts_together_and_each_is_judged_o
         assert gone.wait(60)
         return [" ".join(map(str, tokens)) for tokens in many]
 
-    with AsTheyEnd(decode, lambda place, text: begun.append((place, text))) as ending:
+    with EarlyJudging(decode, lambda place, text: begun.append((place, text))) as ending:
         ending.add(7, [1, 2])
         assert first.wait(60)
         for place in range(5):  # while the first one's text is being made
@@ -278,9 +278,9 @@ def test_a_text_that_cannot_be_made_leaves_the_others_theirs() -> None:
         return ["text"] * len(many)
 
     begun = list[int]()
-    with AsTheyEnd(decode, lambda place, text: begun.append(place)) as ending:
+    with EarlyJudging(decode, lambda place, text: begun.append(place)) as ending:
         ending.add(0, [9])
-    with AsTheyEnd(decode, lambda place, text: begun.append(place)) as ending:
+    with EarlyJudging(decode, lambda place, text: begun.append(place)) as ending:
         ending.add(1, [1])
     assert (begun, ending.texts) == ([1], {1: "text"})
 

@@ -28,13 +28,13 @@ from windtunnel.recipe import (
     UserError,
 )
 
-from .asked import READ
 from .cache import cache_root, check_free_space, locked, new_folder
 from .corpus import CorpusFile, corpus_files, listed_files
 from .exercises import EXERCISES
 from .formats import form_of
 from .mixture import MixtureFile
 from .packing import ConversationFile
+from .prompt_columns import READER_VERSION
 from .prompts import PromptFile
 from .sudoku_file import PuzzleFile, write_puzzles
 from .theses import PRICES, SPLITS, Thesis, read_theses, today
@@ -381,7 +381,7 @@ def _fingerprint(recipe: Recipe, files: list[CorpusFile], report: Progress) -> s
         definition["theses"] = THESES
     versions = {"kernels": KERNELS, "exercises": EXERCISES}
     if isinstance(data.corpus, PromptCorpus) and data.corpus.files:
-        definition["read"] = READ
+        definition["read"] = READER_VERSION
     definition |= {name: version for name, version in versions.items() if getattr(data.corpus, name, None) is not None}
     if isinstance(data.tokenizer, FolderTokenizer):
         definition["tokenizer"] = folder_tokenizer(recipe).checksum

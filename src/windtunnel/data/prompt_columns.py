@@ -1,4 +1,4 @@
-"""What a record asks and what is known of the right answer, wherever a data set keeps them: named, nested, or JSON in a text."""
+"""Which columns of a record hold the prompt and its right answer: named, found by usual names, nested, or JSON in a text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .conversations import Malformed, Message, check_message, from_sharegpt
 from .formats import half_character
 from .nested import json_in, look_up, shown_names
 
-READ = 2  # changes when the same records are read otherwise, so that what is prepared is not used again
+READER_VERSION = 2  # changes when the same records are read otherwise, so that what is prepared is not used again
 PROMPT_KEYS = ("prompt", "messages", "question", "problem", "context_messages", "conversations", "question_content")
 """The first that a record has; letter case aside."""
 ANSWER_KEYS = (
@@ -22,7 +22,7 @@ ANSWER_KEYS = (
 _INNER = ("target", "value", "ground_truth", "answer")
 
 
-def asked(where: str, record: dict[str, Any], corpus: PromptCorpus) -> tuple[str, str | list[Message]]:
+def find_prompt(where: str, record: dict[str, Any], corpus: PromptCorpus) -> tuple[str, str | list[Message]]:
     """Return the name of a record's prompt and the prompt: text, or checked messages.
 
     Raises:
@@ -58,7 +58,7 @@ def named(key: str) -> str:
     return f"--set data.corpus.{key}=KEY, or OUTER.INNER; of data that a stage has to itself stages.rl.set.data.corpus.{key}"
 
 
-def right_answer(where: str, record: dict[str, Any], corpus: PromptCorpus) -> tuple[str | None, Any]:
+def find_answer(where: str, record: dict[str, Any], corpus: PromptCorpus) -> tuple[str | None, Any]:
     """Return the name of a record's right answer and the answer; None where it has none.
 
     Raises:
@@ -69,10 +69,10 @@ def right_answer(where: str, record: dict[str, Any], corpus: PromptCorpus) -> tu
         if value is None and corpus.answer_key not in record:
             fix = f"mend the record, or {named('answer_key')}; it has {shown_names(record)}"
             raise UserError(f"{where}: no key {corpus.answer_key!r} with the answer", fix)
-        return corpus.answer_key, _alone(value)
+        return corpus.answer_key, _single(value)
     for key in _spelt(record, ANSWER_KEYS):
         if (value := look_up(record, key)) is not None:
-            return key, _alone(value)
+            return key, _single(value)
     return None, None
 
 
@@ -104,7 +104,7 @@ def _is_answered(prompt: Any) -> bool:
     return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[-1], dict) and prompt[-1].get("role") == "assistant"
 
 
-def _alone(value: Any) -> Any:
+def _single(value: Any) -> Any:
     """Return an answer out of a list of one, or of a table that holds nothing else."""
     if isinstance(value, str) and value.lstrip().startswith('["'):
         found = json_in(value)

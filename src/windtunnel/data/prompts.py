@@ -25,7 +25,6 @@ from windtunnel.recipe import (
 )
 
 from .arithmetic import questions
-from .asked import asked, right_answer
 from .conversations import Message
 from .corpus import CorpusFile, listed_files
 from .documents import Array
@@ -34,6 +33,7 @@ from .formats import form_of, records
 from .kernels_files import TaskReader
 from .nested import as_json
 from .packing import ConversationFile, pack_ids
+from .prompt_columns import find_answer, find_prompt
 from .samples import STORED, batches, conversation_tokenizer
 from .survey import Survey, split_by_key
 from .templates import ChatTemplate, choose_template
@@ -197,8 +197,8 @@ def write_prompts(
 
 def _named(names: tuple[str, str | None]) -> str:
     """Say where prompts and answers were found."""
-    asked_at, answer = names
-    return f"prompts: {asked_at}; right answers: {answer or 'none; data.corpus.answer_key names where they are'}"
+    prompt, answer = names
+    return f"prompts: {prompt}; right answers: {answer or 'none; data.corpus.answer_key names where they are'}"
 
 
 def _chats(recipe: Recipe, corpus: PromptCorpus) -> bool:
@@ -255,8 +255,8 @@ def _read(
 
 
 def _record(where: str, record: dict[str, Any], corpus: PromptCorpus) -> _Read:
-    key, prompt = asked(where, record, corpus)
-    answer_key, answer = right_answer(where, record, corpus)
+    key, prompt = find_prompt(where, record, corpus)
+    answer_key, answer = find_answer(where, record, corpus)
     rest = {k: as_json(f"{where}: {k}", v) for k, v in record.items() if k not in (key, answer_key)}
     return _Read(where, prompt, as_json(f"{where}: {answer_key}", answer), rest, names=(key, answer_key))
 

@@ -41,7 +41,7 @@ class GenerationJob:
         seed: the same seed gives the same text.
         stop: the text ends before the first of these.
         include_stop: the text ends after it instead.
-        past_ends: tokens that end a text do not end it.
+        ignore_ends: tokens that end a text do not end it.
         logprobs: report log-probabilities with this many alternatives; None: none.
         score_prompt: also report those of the prompt's tokens.
         draws: keep each token as it was drawn, an end token too, with the log-probability that it had at the temperature.
@@ -55,7 +55,7 @@ class GenerationJob:
     seed: int = 0
     stop: tuple[str, ...] = ()
     include_stop: bool = False
-    past_ends: bool = False
+    ignore_ends: bool = False
     logprobs: int | None = None
     score_prompt: bool = False
     draws: bool = False

@@ -131,7 +131,7 @@ class Teller:
         ticket = sequence.ticket
         # A flight may be longer than what is left to say.
         tokens = tokens[: max(1, sequence.most - len(ticket.tokens))]
-        ends = () if sequence.job.past_ends else self._text.ends
+        ends = () if sequence.job.ignore_ends else self._text.ends
         ended = next((i for i, token in enumerate(tokens) if token in ends), None)
         taken = tokens if ended is None else tokens[: ended + 1]
         if logs is not None:
@@ -158,7 +158,7 @@ class Teller:
         if job.max_tokens == 0:
             self.finish(sequence, "length")
             return
-        if token in self._text.ends and not job.past_ends:
+        if token in self._text.ends and not job.ignore_ends:
             self.finish(sequence, "stop")
             return
         ticket.tokens.append(token)

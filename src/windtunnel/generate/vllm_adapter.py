@@ -218,7 +218,7 @@ class VLLMGenerator:
             if job.draws:
                 ticket.drawn.append((token, new.logprobs[at][token].logprob))
                 ticket.versions += [] if version is None else [version]
-            if token in self.text.ends and not job.past_ends:
+            if token in self.text.ends and not job.ignore_ends:
                 reason = "stop"
                 break
             ticket.tokens.append(token)
@@ -253,8 +253,8 @@ def sampling_keywords(job: GenerationJob, ends: frozenset[int]) -> dict[str, Any
         "top_p": job.top_p,
         "top_k": job.top_k or -1,
         "seed": job.seed % 2**63,
-        "stop_token_ids": [] if job.past_ends else sorted(ends),
-        "ignore_eos": job.past_ends,
+        "stop_token_ids": [] if job.ignore_ends else sorted(ends),
+        "ignore_eos": job.ignore_ends,
         "logprobs": drawn if scored is None else scored,
         "prompt_logprobs": scored if job.score_prompt else None,
         "flat_logprobs": job.draws,  # plain lists: an object for each token of long answers burdens the garbage collector

@@ -21,7 +21,7 @@ from windtunnel.data import (
     preview,
     require_unread_test,
 )
-from windtunnel.model import LOST_BASE, derive, describe_base, hf_shape, loses_base
+from windtunnel.model import RANDOM_BASE, adapts_random_weights, derive, describe_base, hf_shape
 from windtunnel.plan import Plan, count_text, hours_text, make_plan, other_engine, refuse, resolve, without_effect
 from windtunnel.recipe import GRPO, Budget, GPTModel, HuggingFaceModel, Recipe, UserError
 from windtunnel.rig import Rig, detect_rig
@@ -111,8 +111,8 @@ def _tell_random(recipe: Recipe, say: Say) -> None:
     asked = f"as stages.{stage.name}.init_from asks"
     none = f"since {model.config} has none; a model's own: windtunnel fetch OWNER/NAME"
     say(f"weights: random ones, {asked if stage.init_from == 'random' else none}")
-    if loses_base(recipe):
-        say(f"warn: {LOST_BASE}")
+    if adapts_random_weights(recipe):
+        say(f"warn: {RANDOM_BASE}")
 
 
 def _require_dollars_to_count(budget: Budget, dollars_per_hour: float | None) -> None:

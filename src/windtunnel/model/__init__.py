@@ -10,12 +10,12 @@ from .shape import GPTShape, RecursionShape, gpt_shape, recipe_shape
 if TYPE_CHECKING:
     from .attention import deterministic, flash_kernels
     from .base import (
-        LOST_BASE,
+        RANDOM_BASE,
+        adapts_random_weights,
         base_weights,
         describe_base,
         describing_files,
         fingerprint,
-        loses_base,
         require_base,
         weight_files,
     )
@@ -78,8 +78,8 @@ __all__ = [
     "FETCH_AGAIN",
     "GPT",
     "INDEX",
-    "LOST_BASE",
     "PARTS",
+    "RANDOM_BASE",
     "SAME_STEPS",
     "SINGLE",
     "SMALL_LAYER",
@@ -110,6 +110,7 @@ __all__ = [
     "StoredModel",
     "SupervisedSums",
     "Supervision",
+    "adapts_random_weights",
     "add_gradients",
     "add_norm",
     "asks_for_dropout",
@@ -154,7 +155,6 @@ __all__ = [
     "lay_out",
     "linears",
     "load_weights",
-    "loses_base",
     "merge_adapter",
     "model_of_recipe",
     "new_model",

@@ -21,7 +21,7 @@ READ_OF_EACH = 4096
 # Keys of a config.json that do not change what its weights compute.
 _ABOUT = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache")
 
-LOST_BASE = (
+RANDOM_BASE = (
     "an adapter of random weights is trained: nothing keeps those, so that it can be neither evaluated, served nor exported "
     "(model.adapter=null trains all weights)"
 )
@@ -85,7 +85,7 @@ def base_weights(recipe: Recipe) -> Path | None:
     return (weights_folder(given) if given else None) or weights_folder(model.config)
 
 
-def loses_base(recipe: Recipe) -> bool:
+def adapts_random_weights(recipe: Recipe) -> bool:
     """Return whether a stage would train an adapter of random weights, which no run keeps; false of what is no such model."""
     model = recipe.model
     return isinstance(model, HuggingFaceModel) and model.adapter is not None and base_weights(recipe) is None

@@ -9,7 +9,7 @@ from typing import Any
 from windtunnel.check import Check, Context, Evidence, Findings, Say, trains_elsewhere
 from windtunnel.recipe import HuggingFaceModel, MissingModel, TrainingStage, UserError
 
-from .base import LOST_BASE, loses_base
+from .base import RANDOM_BASE, adapts_random_weights
 from .fetch import require_weights, verify_model, weights_folder
 from .known import cut_off, hf_shape
 
@@ -39,8 +39,8 @@ def model_files(context: Context, say: Say) -> Evidence:
         else:
             facts[name] = {"folder": str(folder), "bytes": verify_model(folder)}
             seen.append(f"{folder}: {facts[name]['bytes'] / 1e9:,.2f} GB of weights, whole by index, sizes and headers")
-    if not missing and any(loses_base(recipe) for recipe in context.stages):
-        found.warn(LOST_BASE)
+    if not missing and any(adapts_random_weights(recipe) for recipe in context.stages):
+        found.warn(RANDOM_BASE)
     evidence = found.evidence("; ".join(seen) or "random weights: no files are read", facts, blocks=False)
     if not missing:
         return evidence

@@ -12,7 +12,7 @@ from windtunnel.data import Prompt, PromptFile, shown_names
 from windtunnel.recipe import GRPO, PromptCorpus, RewardSource
 
 from .examination import right_answers
-from .judges import SUBJECT, Reward, first_judge, right_of
+from .judges import SUBJECT, Reward, final_answer, first_judge
 from .rewards import Rewards
 
 RIGHT_ANSWERS, WORTHLESS = 3, ("", "I do not know.")
@@ -85,7 +85,7 @@ def _evidence(stage: GRPO, found: _Found) -> Evidence:
 
 def _judge(rewards: Rewards, prompt: Prompt, source: RewardSource, right: tuple[str, ...], found: _Found) -> None:
     """Judge worthless answers to a prompt, and the right one in the first form that is accepted. Raises CheckFailed."""
-    if source.kind in COMPARING and right_of(prompt, source) is None:
+    if source.kind in COMPARING and final_answer(prompt, source) is None:
         what = f"{_named(prompt)} has no {source.key or 'answer'}, which rewards of kind {source.kind} need"
         raise CheckFailed(what, _keys(prompt))
     verifiers = rewards.verifiers(prompt)

@@ -14,7 +14,7 @@ from windtunnel.data import Prompt
 from windtunnel.recipe import GRPO
 from windtunnel.verify import Verdict, Verifier, second_opinion
 
-from .judges import SUBJECT, JudgedOnce, Judges, Judging, Reward, as_text, first_judge, right_of
+from .judges import SUBJECT, JudgedOnce, Judges, Judging, Reward, as_text, final_answer, first_judge
 from .rewards import Rewards
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def swap_for(stage: GRPO, prompts: Sequence[Prompt], place: int) -> Prompt | Non
         return None
 
     def truth(one: Prompt) -> str | None:
-        return as_text(right_of(one, judge))
+        return as_text(final_answer(one, judge))
 
     if truth(prompt) is None:
         return None

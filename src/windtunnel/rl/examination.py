@@ -9,7 +9,7 @@ from windtunnel.data import Prompt, draw_tasks
 from windtunnel.evaluate import Exam, Subject
 from windtunnel.recipe import PromptCorpus, Recipe, RewardSource
 
-from .judges import as_text, first_judge, right_of
+from .judges import as_text, final_answer, first_judge
 from .method import held_out_prompts
 from .rewards import Rewards
 
@@ -61,7 +61,7 @@ def _right_answer(prompt: Prompt, judge: RewardSource | None, kernels: Mapping[s
         return (kernels[prompt.data["task"]["name"]],) if kernels and prompt.data["task"]["name"] in kernels else ()
     if judge.kind == "code":  # without a key the answer is the tests
         return (prompt.answer,) if judge.key is not None and isinstance(prompt.answer, str) else ()
-    truth = right_of(prompt, judge)
+    truth = final_answer(prompt, judge)
     text = as_text(truth[0] if isinstance(truth, list) and truth else truth)
     if text is None or isinstance(truth, dict):
         return ()

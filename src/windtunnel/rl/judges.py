@@ -78,17 +78,17 @@ def prompt_text(prompt: Prompt) -> str:
     return prompt.prompt if isinstance(prompt.prompt, str) else "\n".join(message["content"] for message in prompt.prompt)
 
 
-def written_for(prompt: Prompt, source: RewardSource) -> Any:
+def stored_answer(prompt: Prompt, source: RewardSource) -> Any:
     """Return the prompt's right answer as the data have it, or what its record has under the source's key."""
     return prompt.answer if source.key is None else look_up(prompt.data, source.key)
 
 
-def right_of(prompt: Prompt, source: RewardSource) -> Any:
-    """Return what a source compares answers with: what is `written_for` it, or the end of that.
+def final_answer(prompt: Prompt, source: RewardSource) -> Any:
+    """Return what a source compares answers with: what is `stored_answer` it, or the end of that.
 
     A solution that is written out ends with the answer: behind the last ####, as in GSM8K, or in the last box, as in MATH.
     """
-    value = written_for(prompt, source)
+    value = stored_answer(prompt, source)
     if source.kind in ("code", "kernel") or not isinstance(value, str):
         return value
     ending = part_of_answer(value, "hashes") if HASHES.search(value) else part_of_answer(value, "boxed")
@@ -192,7 +192,7 @@ class JudgedOnce:
         return self._begun[key]
 
 
-class AsTheyEnd:
+class EarlyJudging:
     """Has answers judged as they end: a thread makes their texts, of all that have ended by then at once. A context manager.
 
     Args:

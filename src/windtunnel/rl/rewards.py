@@ -31,7 +31,7 @@ from windtunnel.verify import (
 )
 from windtunnel.verify import broken as unknown
 
-from .judges import SUBJECT, Judges, Reward, as_text, prompt_text, right_of, written_for
+from .judges import SUBJECT, Judges, Reward, as_text, final_answer, prompt_text, stored_answer
 from .published_tests import code_task
 
 if TYPE_CHECKING:
@@ -200,11 +200,11 @@ class Rewards(Judges):
         return self.begin(self.verifiers(prompt), answer).result()
 
     def _made(self, number: int, source: RewardSource, prompt: Prompt) -> Verifier:
-        truth = right_of(prompt, source)
+        truth = final_answer(prompt, source)
         function, form = self._functions[number], self._forms[number]
         if function is not None:
             # TRL gives columns as they are: rewards that were written for whole solutions find the answer in them themselves.
-            written = written_for(prompt, source)
+            written = stored_answer(prompt, source)
             named = {} if prompt.answer_key is None or source.key else {prompt.answer_key: written}
             columns = dict.fromkeys(AS_WRITTEN, written) | prompt.data | named
             return FunctionVerifier(function[0], prompt_text(prompt), as_text(truth), function[1], truth, columns)

@@ -22,7 +22,7 @@ from windtunnel.recipe import GRPO, UserError
 from windtunnel.verify import plan_ends
 
 from .cross_check import AT_ONCE, CrossChecks
-from .judges import AsTheyEnd, Judges, Reward, prompt_text
+from .judges import EarlyJudging, Judges, Reward, prompt_text
 
 FAILED = Reward(None, (), None, "no answer was generated")
 WAIT_SECONDS = 0.01
@@ -207,7 +207,7 @@ class Collector:
 
         judged = CrossChecks(self.rewards, self._threads, prompts, chosen)
         places = dict[int, int]()
-        with AsTheyEnd(generator.text.decode_many, judged.begin) as ending:
+        with EarlyJudging(generator.text.decode_many, judged.begin) as ending:
 
             def judge(ticket: Ticket) -> None:
                 """Begin to judge an answer as soon as it is there; on the generator's thread."""

@@ -265,7 +265,7 @@ def _jobs(request: Sampled, ids: tuple[int, ...], max_tokens: int, seed: int, **
     """Return a job for each choice of one prompt, each with a seed of its own."""
     drawn = request.temperature, request.top_p, request.top_k
     return [
-        GenerationJob(ids, max_tokens, *drawn, seed + i, request.stops, past_ends=request.ignore_eos, **wanted)
+        GenerationJob(ids, max_tokens, *drawn, seed + i, request.stops, ignore_ends=request.ignore_eos, **wanted)
         for i in range(request.n)
     ]
 
